@@ -1,0 +1,321 @@
+"""How each head spreads its attention: entropy, confidence, reach, and the mass on kinds of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from .kit.accumulators import Counts, Moments, Sample
+from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, setting
+from .kit.maths import entropy, keys_to_reach, mean_distance, normalised_rows
+from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
+from .kit.result import Figure, Heatmap, Result, Table
+from .kit.tables import moment_columns, sample_table, token_frame
+from .kit.units import Units, units_of
+
+Floats = NDArray[np.float64]
+Special = Literal["keep", "drop", "renormalise"]
+
+
+@dataclass(frozen=True)
+class View:
+    """Attention as measured: all of it, and the part that `--special` keeps, with what rows and columns stand for."""
+
+    whole: Floats  # (layer, head, kept query, key)
+    kept: Floats  # (layer, head, kept query, kept key)
+    units: Units
+    positions: NDArray[np.int64]  # the kept units' places in the text
+
+
+def view(attention: Floats, units: Units, special: Special) -> View:
+    """Attention (layer, head, query, key) between `units`, special tokens kept, dropped or dropped and renormalised."""
+    whole = normalised_rows(units.pool(attention))
+    if special == "keep":
+        return View(whole, whole, units, np.arange(len(units)))
+    at = np.flatnonzero(~units.special)
+    kept = whole[..., at[:, None], at[None, :]]
+    return View(whole[..., at, :], normalised_rows(kept) if special == "renormalise" else kept, units, at)
+
+
+def _entropy_share(seen: View) -> Floats:
+    keys = seen.kept.shape[-1]
+    return entropy(seen.kept) / np.log(keys) if keys > 1 else np.full(seen.kept.shape[:-1], np.nan)
+
+
+def _cls_entropy(seen: View) -> Floats:
+    return entropy(seen.kept[..., seen.units.cls[seen.positions], :])
+
+
+def _offset(offset: int) -> Callable[[View], Floats]:
+    def mass(seen: View) -> Floats:
+        at = seen.positions
+        return (seen.kept * (at[None, :] - at[:, None] == offset)).sum(axis=-1)
+
+    return mass
+
+
+def _mass(kind: Callable[[Units], NDArray[np.bool_]]) -> Callable[[View], Floats]:
+    return lambda seen: (seen.whole * kind(seen.units)).sum(axis=-1)
+
+
+def _other(units: Units) -> NDArray[np.bool_]:
+    return ~(units.cls | units.sep | units.punctuation)
+
+
+def _crossing(source: int) -> Callable[[View], Floats]:
+    def mass(seen: View) -> Floats:
+        segment = np.array(seen.units.segment)
+        rows = (segment[seen.positions] == source) & ~seen.units.special[seen.positions]
+        targets = (segment == 1 - source) & ~seen.units.special
+        return (seen.whole[..., rows, :] * targets).sum(axis=-1)
+
+    return mass
+
+
+def _keys(seen: View) -> Floats:
+    return np.full(seen.kept.shape[:-1], float(seen.kept.shape[-1]))
+
+
+METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
+    "n": (_keys, "keys to a row (tokens, or words with --words)"),
+    "entropy": (lambda seen: entropy(seen.kept), "row entropy, nats, 0 to ln(keys)"),
+    "entropy_share": (_entropy_share, "row entropy divided by ln(keys), 0 to 1; empty below two keys"),
+    "cls_entropy": (_cls_entropy, "entropy of the [CLS] row, nats; empty when [CLS] is dropped"),
+    "confidence": (lambda seen: seen.kept.max(axis=-1, initial=0.0), "row maximum, 0 to 1"),
+    "distance": (lambda seen: mean_distance(seen.kept, list(seen.positions)), "sum_j A_ij |i - j|, tokens (or words)"),
+    "mass_self": (_offset(0), "weight on the query itself, 0 to 1"),
+    "mass_previous": (_offset(-1), "weight on the position before, 0 to 1; the first row counts as 0"),
+    "mass_next": (_offset(1), "weight on the position after, 0 to 1; the last row counts as 0"),
+    "mass_cls": (_mass(lambda units: units.cls), "weight on [CLS], 0 to 1; with the next three it sums to 1"),
+    "mass_sep": (_mass(lambda units: units.sep), "weight on all [SEP], 0 to 1"),
+    "mass_punctuation": (_mass(lambda units: units.punctuation), "weight on Unicode category P, 0 to 1"),
+    "mass_other": (_mass(_other), "weight on all other keys, 0 to 1"),
+    "mass_a_to_b": (_crossing(0), "weight of the first text's rows on the second text, 0 to 1; empty without a pair"),
+    "mass_b_to_a": (_crossing(1), "weight of the second text's rows on the first text, 0 to 1; empty without a pair"),
+    "k90": (lambda seen: keys_to_reach(seen.kept), "least number of keys that hold 0.9 of the row, 1 to keys"),
+}
+"""Every metric: a value for each query row (layer, head, query), whose mean is the head's, and what it is."""
+
+PANELS = ("entropy_share", "confidence", "distance", "mass_self", "mass_previous", "mass_next", "mass_cls", "mass_sep")
+
+
+def chosen_metrics(names: str) -> tuple[str, ...]:
+    """The metrics in a comma-separated list. Raises SettingsError for an unknown one, with the reason for the mean."""
+    if names == "all":
+        return tuple(METRICS)
+    chosen = tuple(dict.fromkeys(("n", *(name.strip().replace("-", "_") for name in names.split(",")))))
+    for name in chosen:
+        if name in ("mean", "mean_attention", "attention"):
+            raise SettingsError(
+                "the mean attention weight is no metric: rows sum to 1, so it is 1/n whatever the head does",
+                f"Choose from {', '.join(METRICS)}.",
+            )
+        if name not in METRICS:
+            raise SettingsError(f"unknown metric {name!r}", f"Choose from {', '.join(METRICS)}.")
+    return chosen
+
+
+@dataclass
+class AttentionState(State):
+    """Per-text values (layer, head, metric): their moments, and a sample of texts."""
+
+    moments: Moments
+    sample: Sample
+    counts: Counts
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Attention(Analysis[AttentionState]):
+    """How each head spreads its attention: entropy, confidence, reach, mass on kinds of tokens.
+
+    Each value is a mean over the query rows of a text, then over texts. Entropy in nats; confidence is the mean row
+    maximum; k90 the least number of keys that hold 0.9 of a row. The masses on [CLS], [SEP], punctuation and all
+    other keys sum to 1; self, previous and next are a second, overlapping view. For one text the weights themselves
+    are written and drawn. Definitions after Clark et al. 2019 and Voita et al. 2019, without their smoothing.
+
+    Example: bertgeo attention "The fisherman sat down by the river bank." --layers 3 --heads 5
+    """
+
+    layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
+    heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")
+    metrics: str = setting("all", "Metrics, separated by commas; all computes every one.")
+    special: Special = setting(
+        "keep",
+        "Special tokens: keep them; drop their rows and columns (weights stay as they are); or drop and renormalise "
+        "rows. The masses on [CLS], [SEP], punctuation and other always count every key.",
+    )
+    words: bool = setting(False, "Measure between words: sum over a word's key pieces, mean over its query pieces.")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    seed: int = setting(0, "Seed of that sample's hash.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"attention"})
+
+    def start(self, shape: ModelShape, weights: HeadWeights | None) -> AttentionState:
+        layers = self.layers.resolve(shape.layers, "layer")
+        heads = self.heads.resolve(shape.heads, "head")
+        moments = Moments.empty(len(layers), len(heads), len(chosen_metrics(self.metrics)))
+        return AttentionState(moments, Sample.empty(self.sample, self.seed), Counts(), layers, heads)
+
+    def update(self, state: AttentionState, record: ForwardRecord) -> None:
+        for index, text in enumerate(record.texts):
+            values = self._values(state, record, index)
+            state.moments.add(values[None])
+            state.sample.add(text.text, text.line, text.part, values)
+        state.counts.add([len(text) for text in record.texts])
+
+    def finalize(self, state: AttentionState, record: ForwardRecord | None) -> Result:
+        names = chosen_metrics(self.metrics)
+        heads = self._heads_table(state, names)
+        tables, figures = [heads], [_overview(state, names)]
+        if record is None:
+            tables.append(_texts_table(state, names))
+        else:
+            tables.extend(self._text_tables(state, record))
+            figures.append(self._maps(state, record))
+        return Result(_headline(heads, names), tuple(tables), tuple(figures), self._notes(state))
+
+    def _view(self, state: AttentionState, record: ForwardRecord, index: int) -> View:
+        attention = record.of_text("attention", index, state.layers)[:, list(state.heads)]
+        return view(attention, units_of(record.texts[index], words=self.words), self.special)
+
+    def _values(self, state: AttentionState, record: ForwardRecord, index: int) -> Floats:
+        seen = self._view(state, record, index)
+        return np.stack([_row_mean(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
+
+    def _heads_table(self, state: AttentionState, names: tuple[str, ...]) -> Table:
+        frame = _head_index(state)
+        frame["texts"] = state.counts.texts
+        columns = {"layer": "layer, from 0", "head": "head, from 0", "texts": "texts measured"}
+        values, descriptions = moment_columns(state.moments, names, {name: METRICS[name][1] for name in names})
+        return Table(
+            "attention-heads",
+            "Attention by layer and head (mean over query rows, then over texts)",
+            pd.concat([frame, values], axis=1),
+            columns | descriptions,
+        )
+
+    def _text_tables(self, state: AttentionState, record: ForwardRecord) -> list[Table]:
+        units = units_of(record.texts[0], words=self.words)
+        seen = self._view(state, record, 0)
+        return [_token_table(record.texts[0], units), _weights_table(state, seen)]
+
+    def _maps(self, state: AttentionState, record: ForwardRecord) -> Figure:
+        seen = self._view(state, record, 0)
+        labels = [seen.units.labels[at] for at in seen.positions]
+        unit = "word" if self.words else "token"
+        panels = tuple(
+            Heatmap(
+                seen.kept[at, of],
+                f"L{layer}H{head}",
+                tuple(labels),
+                tuple(labels),
+                f"query {unit}",
+                f"key {unit}",
+                "attention weight",
+            )
+            for at, layer in enumerate(state.layers)
+            for of, head in enumerate(state.heads)
+        )
+        title = "Attention weights" if len(panels) > 1 else f"Attention weights of {panels[0].title}"
+        return Figure("attention-maps", title, panels, columns=len(state.heads), note=self._special_note())
+
+    def _special_note(self) -> str:
+        return {
+            "keep": "Special tokens kept: every row sums to 1.",
+            "drop": "Special tokens dropped, weights as they were: rows sum to less than 1.",
+            "renormalise": "Special tokens dropped, rows divided by what is left.",
+        }[self.special]
+
+    def _notes(self, state: AttentionState) -> tuple[str, ...]:
+        names = chosen_metrics(self.metrics)
+        if not {"mass_cls", "mass_sep"} <= set(names):
+            return (self._special_note(),)
+        mean = state.moments.mean
+        mass = [np.mean(mean[..., names.index(name)]) for name in ("mass_cls", "mass_sep")]
+        return (f"{self._special_note()} Mean mass on [CLS] {mass[0]:.3f}, on [SEP] {mass[1]:.3f}.",)
+
+
+def _row_mean(rows: Floats) -> Floats:
+    """Mean over query rows (last axis) that have a value; NaN when none has."""
+    seen = ~np.isnan(rows)
+    count = seen.sum(axis=-1)
+    return np.where(count > 0, np.where(seen, rows, 0.0).sum(axis=-1) / np.maximum(count, 1), np.nan)
+
+
+def _head_index(state: AttentionState) -> pd.DataFrame:
+    pairs = [(layer, head) for layer in state.layers for head in state.heads]
+    return pd.DataFrame(pairs, columns=["layer", "head"])
+
+
+def _texts_table(state: AttentionState, names: tuple[str, ...]) -> Table:
+    columns = {"layer": "layer, from 0", "head": "head, from 0"}
+    values = {name: METRICS[name][1] for name in names}
+    return sample_table("attention-texts", "Attention by text", state.sample, _head_index(state), columns, values)
+
+
+def _token_table(text: TokenizedText, units: Units) -> Table:
+    frame, columns = token_frame(text)
+    frame["unit"] = units.of_token
+    return Table("tokens", "Tokens", frame, columns | {"unit": "row and column of the attention tables"})
+
+
+def _weights_table(state: AttentionState, seen: View) -> Table:
+    layers, heads, queries, keys = np.indices(seen.kept.shape)
+    units, at = seen.units, seen.positions
+    query, key = at[queries.ravel()], at[keys.ravel()]
+    frame = pd.DataFrame(
+        {"layer": np.array(state.layers)[layers.ravel()], "head": np.array(state.heads)[heads.ravel()]}
+    )
+    for name, index in (("query", query), ("key", key)):
+        frame[name] = index
+        frame[f"{name}_token"] = np.array(units.labels, dtype=object)[index]
+        frame[f"{name}_start"] = pd.array(units.start, dtype="Int64")[index]
+        frame[f"{name}_end"] = pd.array(units.end, dtype="Int64")[index]
+    frame["weight"] = seen.kept.ravel()
+    columns = {"layer": "layer, from 0", "head": "head, from 0", "weight": "attention weight, 0 to 1"}
+    for name in ("query", "key"):
+        columns |= {
+            name: f"position of the {name}, from 0",
+            f"{name}_token": "its text",
+            f"{name}_start": "its first character in the text",
+            f"{name}_end": "one past its last character",
+        }
+    return Table("attention-weights", "Attention weights", frame, columns)
+
+
+def _overview(state: AttentionState, names: tuple[str, ...]) -> Figure:
+    mean = state.moments.mean
+    shown = [name for name in PANELS if name in names] or [name for name in names if name != "n"][:8] or ["n"]
+    panels = tuple(
+        Heatmap(
+            mean[..., names.index(name)],
+            name.replace("_", " "),
+            tuple(map(str, state.layers)),
+            tuple(map(str, state.heads)),
+            "layer",
+            "head",
+            METRICS[name][1].split(",")[0].split(";")[0],
+            *((0.0, 1.0) if name != "distance" and "entropy" not in name[:8] else (0.0, None)),
+        )
+        for name in shown
+    )
+    note = f"Mean over the rows of {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
+    return Figure("attention-heads", "Attention by layer and head", panels, columns=min(4, len(panels)), note=note)
+
+
+def _headline(heads: Table, names: tuple[str, ...]) -> Table:
+    shown = [
+        name for name in ("entropy", "entropy_share", "confidence", "distance", *PANELS[-2:], "k90") if name in names
+    ]
+    frame = heads.frame.groupby("layer", as_index=False)[shown or list(names[:6])].mean()
+    columns = {name: text for name, text in heads.columns.items() if name in frame}
+    return Table("attention-layers", "Attention by layer (mean over heads)", frame, columns)

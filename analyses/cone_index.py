@@ -1,0 +1,269 @@
+"""How narrow a cone the token vectors fill, at five points of each block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from .kit.accumulators import Counts, Moments, Sample, Totals
+from .kit.analysis import ALL, Analysis, Selection, State, setting
+from .kit.maths import mean_cosine, unit_vectors
+from .kit.record import ForwardRecord, HeadWeights, ModelShape
+from .kit.result import Figure, Lines, Result, Series, Table
+from .kit.tables import moment_columns, sample_table
+
+Floats = NDArray[np.float64]
+SPECIAL = (True, False)
+VALUES = {
+    "n": "token vectors of a text (zero vectors have no direction and are left out)",
+    "cone_index": "I = |sum of the unit token vectors|, 0 to n",
+    "cone_per_token": "I / n, 0 to 1",
+    "mean_cosine": "mean cosine of different tokens of a text, (I^2 - n) / (n (n - 1)); empty below two tokens",
+    "isotropic": "sqrt(n): what I is about for isotropic directions",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where vectors are measured: a depth of the hidden states, or a point inside a block (of one head of it)."""
+
+    point: Literal["hidden_state", "head_output", "concatenated_heads", "attention_norm"]
+    index: int  # depth of a hidden state, else layer
+    head: int | None = None
+
+
+def places(layers: tuple[int, ...], heads: tuple[int, ...]) -> tuple[Place, ...]:
+    """Every measuring place of the chosen layers, each once, in the order in which states hold them."""
+    depths = sorted({depth for layer in layers for depth in (layer, layer + 1)})
+    return (
+        *(Place("hidden_state", depth) for depth in depths),
+        *(Place("head_output", layer, head) for layer in layers for head in heads),
+        *(Place("concatenated_heads", layer) for layer in layers),
+        *(Place("attention_norm", layer) for layer in layers),
+    )
+
+
+def measure(directions: Floats) -> Floats:
+    """The values of VALUES, on a last axis, for the unit vectors (..., token, width) of one text.
+
+    >>> measure(np.array([[1.0, 0.0], [0.0, 1.0]])).round(3).tolist()
+    [2.0, 1.414, 0.707, 0.0, 1.414]
+    """
+    n = np.any(directions != 0, axis=-1).sum(axis=-1).astype(float)
+    # Rounding may carry n equal directions a last bit above n.
+    cone = np.minimum(np.linalg.norm(directions.sum(axis=-2), axis=-1), n)
+    share = np.where(n > 0, cone / np.maximum(n, 1.0), np.nan)
+    return np.stack([n, np.where(n > 0, cone, np.nan), share, mean_cosine(cone, n), np.sqrt(n)], axis=-1)
+
+
+@dataclass
+class ConeIndexState(State):
+    """Per-text values (place, special, value), and per place the sums that give the cosine between texts."""
+
+    moments: Moments
+    sample: Sample
+    counts: Counts
+    direction_sums: dict[str, Totals]
+    square_sums: Totals
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What the first axis of every array stands for."""
+        return places(self.layers, self.heads)
+
+
+@dataclass(frozen=True)
+class ConeIndex(Analysis[ConeIndexState]):
+    """How narrow a cone the token vectors fill, layer by layer: I = |sum of the unit token vectors|.
+
+    Beside I stand I / n, the mean cosine of different tokens (I^2 - n) / (n (n - 1)), and sqrt(n), about what I is
+    for isotropic directions. Measured at the layer input, each head's output (A V, before W_O), the concatenated
+    heads, after the attention LayerNorm and at the layer output, with special tokens and without. A corpus also gives
+    the mean cosine of tokens of different texts, over all such pairs: the baseline of Ethayarajh 2019 without its
+    sampling. The cone index is that of arXiv 2502.12033, without its padding rows.
+
+    Example: bertgeo cone-index --layers all
+    """
+
+    layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
+    heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    seed: int = setting(0, "Seed of that sample's hash.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"hidden_states", "head_outputs", "attention_norm"})
+
+    def start(self, shape: ModelShape, weights: HeadWeights | None) -> ConeIndexState:
+        layers, heads = self.layers.resolve(shape.layers, "layer"), self.heads.resolve(shape.heads, "head")
+        at = places(layers, heads)
+        widths = {"head_output": shape.head_width, "concatenated_heads": shape.heads * shape.head_width}
+        counted = Counter(place.point for place in at)
+        sums = {point: Totals.empty(count, 2, widths.get(point, shape.width)) for point, count in counted.items()}
+        moments = Moments.empty(len(at), 2, len(VALUES))
+        sample = Sample.empty(self.sample, self.seed)
+        return ConeIndexState(moments, sample, Counts(), sums, Totals.empty(len(at), 2, 3), layers, heads)
+
+    def update(self, state: ConeIndexState, record: ForwardRecord) -> None:
+        for index, text in enumerate(record.texts):
+            kept = (slice(None), ~np.array(text.special, dtype=bool))
+            directions = _directions(state, record, index)
+            parts = [np.stack([measure(unit[:, rows]) for rows in kept], axis=1) for unit in directions.values()]
+            for point, unit in directions.items():
+                state.direction_sums[point].add(np.stack([unit[:, rows].sum(axis=1) for rows in kept], axis=1))
+            values = np.concatenate(parts)
+            n, cone = values[..., 0], np.nan_to_num(values[..., 1])
+            state.square_sums.add(np.stack([n, n**2, cone**2], axis=-1))
+            state.moments.add(values[None])
+            state.sample.add(text.text, text.line, text.part, values)
+        state.counts.add([len(text) for text in record.texts])
+
+    def finalize(self, state: ConeIndexState, record: ForwardRecord | None) -> Result:
+        table = _cone_table(state)
+        tables = [table] if record is not None else [table, _texts_table(state)]
+        figure = _depth_figure(state)
+        return Result(_headline(table), tuple(tables), (figure,), _notes(state))
+
+
+def _directions(state: ConeIndexState, record: ForwardRecord, index: int) -> dict[str, Floats]:
+    """Unit vectors (place, token, width) of one text, point by point in the order of the places."""
+    depths = [place.index for place in state.places if place.point == "hidden_state"]
+    heads = record.of_text("head_outputs", index, state.layers)
+    layers, _, tokens, _ = heads.shape
+    vectors = {
+        "hidden_state": record.of_text("hidden_states", index, depths),
+        "head_output": heads[:, list(state.heads)].reshape(-1, *heads.shape[2:]),
+        "concatenated_heads": heads.transpose(0, 2, 1, 3).reshape(layers, tokens, -1),
+        "attention_norm": record.of_text("attention_norm", index, state.layers),
+    }
+    return {point: unit_vectors(array) for point, array in vectors.items()}
+
+
+def between_texts(state: ConeIndexState) -> tuple[Floats, Floats]:
+    """Mean cosine of tokens of different texts, and the number of such pairs (unordered), per place and special.
+
+    (|S|^2 - sum_t I_t^2) / (N^2 - sum_t n_t^2), with S the sum of all unit vectors: exact over all pairs, where
+    sampling pairs (Ethayarajh 2019) only estimates it. NaN below two texts.
+    """
+    total = np.concatenate([(sums.values**2).sum(axis=-1) for sums in state.direction_sums.values()])
+    n, n_squares, cone_squares = np.moveaxis(state.square_sums.values, -1, 0)
+    pairs = n**2 - n_squares
+    many = (pairs > 0.5) & (state.counts.texts > 1)
+    return np.where(many, (total - cone_squares) / np.where(many, pairs, 1.0), np.nan), np.where(many, pairs / 2, 0.0)
+
+
+def _place_frame(state: ConeIndexState) -> pd.DataFrame:
+    """The rows of a table, block by block in the order of the pass; `place` and `variant` say where values stand."""
+    at = {place: number for number, place in enumerate(state.places)}
+    rows = [
+        (layer, depth, name, place.head, special, at[place], variant)
+        for layer in state.layers
+        for name, depth, place in _block(layer, state.heads)
+        for variant, special in enumerate(SPECIAL)
+    ]
+    frame = pd.DataFrame(rows, columns=["layer", "depth", "point", "head", "special", "place", "variant"])
+    return frame.astype({"depth": "Int64", "head": "Int64"})
+
+
+def _block(layer: int, heads: tuple[int, ...]) -> Iterator[tuple[str, int | None, Place]]:
+    yield "layer_input", layer, Place("hidden_state", layer)
+    yield from (("head_output", None, Place("head_output", layer, head)) for head in heads)
+    yield "concatenated_heads", None, Place("concatenated_heads", layer)
+    yield "attention_norm", None, Place("attention_norm", layer)
+    yield "layer_output", layer + 1, Place("hidden_state", layer + 1)
+
+
+PLACE_COLUMNS = {
+    "layer": "layer, from 0",
+    "depth": "depth of the hidden state, 0 is the first layer's input; empty inside a block",
+    "point": "layer_input, head_output (A V, before W_O), concatenated_heads, attention_norm or layer_output",
+    "head": "head, from 0, for head_output",
+    "special": "whether special tokens count",
+}
+
+
+def _cone_table(state: ConeIndexState) -> Table:
+    frame = _place_frame(state)
+    at = frame.pop("place"), frame.pop("variant")
+    frame["texts"] = state.counts.texts
+    values, columns = moment_columns(state.moments.at(at), list(VALUES), VALUES)
+    frame = pd.concat([frame, values], axis=1)
+    columns = PLACE_COLUMNS | {"texts": "texts measured"} | columns
+    if state.counts.texts > 1:
+        cosine, pairs = between_texts(state)
+        frame["between_texts_cosine"], frame["between_texts_pairs"] = cosine[at], pairs[at].astype(np.int64)
+        columns["between_texts_cosine"] = "mean cosine of tokens of different texts, over all such pairs: the baseline"
+        columns["between_texts_pairs"] = "number of those pairs"
+    return Table("cone-index", "Cone index by layer and point (mean over texts)", frame, columns)
+
+
+def _texts_table(state: ConeIndexState) -> Table:
+    frame = _place_frame(state)
+    at = frame.pop("place"), frame.pop("variant")
+    return sample_table(
+        "cone-index-texts", "Cone index by text", state.sample, frame, PLACE_COLUMNS, VALUES, lambda values: values[at]
+    )
+
+
+def _headline(table: Table) -> Table:
+    frame = table.frame
+    shown = ["n", "cone_index", "cone_per_token", "mean_cosine", "isotropic", "between_texts_cosine"]
+    chosen = frame[frame["point"].isin(["layer_input", "layer_output"])].drop_duplicates(["depth", "special"])
+    columns = ["depth", "special", *(name for name in shown if name in frame)]
+    return Table("cone-index-depth", "Cone index over depth", chosen[columns], table.columns)
+
+
+def _notes(state: ConeIndexState) -> tuple[str, ...]:
+    if state.counts.texts > 1:
+        return ()
+    return ("One text: the baseline between texts needs a corpus (--corpus).",)
+
+
+def _depth_figure(state: ConeIndexState) -> Figure:
+    panels = tuple(
+        Lines(
+            _curves(state, SPECIAL.index(special), value),
+            "depth",
+            label,
+            f"{'With' if special else 'Without'} special tokens",
+            low=0.0 if value == "cone_per_token" else None,
+            high=1.0,
+        )
+        for value, label in (("cone_per_token", "cone index / n"), ("mean_cosine", "mean cosine"))
+        for special in SPECIAL
+    )
+    texts = state.counts.texts
+    note = "Depth 0 is the first layer's input; points inside block l stand at their place between depths l and l + 1."
+    if texts > 1:
+        note += f" Lines: mean over {texts} texts; bands: one standard deviation either side. Heads: mean over heads."
+    return Figure("cone-index", "How narrow a cone the token vectors fill", panels, columns=2, note=note)
+
+
+CURVES = {
+    "hidden_state": ("hidden states", 0.0),
+    "head_output": ("head outputs", 0.25),
+    "concatenated_heads": ("concatenated heads", 0.35),
+    "attention_norm": ("after attention LayerNorm", 0.6),
+}
+"""What each point's curve is called, and where within its block it is drawn."""
+
+
+def _curves(state: ConeIndexState, special: int, value: str) -> tuple[Series, ...]:
+    index = list(VALUES).index(value)
+    frame = pd.DataFrame(state.places)
+    frame["mean"], frame["std"] = state.moments.mean[:, special, index], state.moments.std[:, special, index]
+    curves = []
+    for point, (label, offset) in CURVES.items():
+        by_index = frame[frame["point"] == point].groupby("index")[["mean", "std"]].mean()
+        x, y, spread = by_index.index.to_numpy(float) + offset, by_index["mean"].to_numpy(), by_index["std"].to_numpy()
+        band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
+        curves.append(Series(label, x, y, *band))
+    return tuple(curves)

@@ -1,0 +1,168 @@
+"""What a state is made of: each accumulator has an empty one, adds and merges.
+
+Values are added text by text in the order given, so how texts were batched leaves no trace in the bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Moments:
+    """Count, mean and sum of squared deviations of every cell of an array; NaN cells are left out of their count.
+
+    >>> moments = Moments.empty(2)
+    >>> moments.add([[1.0, 5.0], [3.0, float("nan")]])
+    >>> moments.mean, moments.std, moments.count
+    (array([2., 5.]), array([1.41421356,        nan]), array([2, 1]))
+    """
+
+    count: NDArray[np.int64]
+    total_mean: Floats
+    deviations: Floats
+
+    @classmethod
+    def empty(cls, *shape: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        return cls(np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape))
+
+    def add(self, texts: ArrayLike) -> None:
+        """Add values with a leading axis of texts (Welford's update, one text at a time)."""
+        for values in np.asarray(texts, dtype=np.float64):
+            seen = ~np.isnan(values)
+            self.count += seen
+            step = np.where(seen, values - self.total_mean, 0.0)
+            self.total_mean += step / np.maximum(self.count, 1)
+            self.deviations += step * np.where(seen, values - self.total_mean, 0.0)
+
+    def merge(self, other: Self) -> Self:
+        """Chan's pairwise formula; an empty side leaves the other's bits untouched."""
+        count = self.count + other.count
+        share = other.count / np.maximum(count, 1)
+        step = other.total_mean - self.total_mean
+        mean = np.where(self.count == 0, other.total_mean, self.total_mean + step * share)
+        return type(self)(count, mean, self.deviations + other.deviations + step**2 * self.count * share)
+
+    def at(self, index: Any) -> Self:
+        """The moments of the cells that a NumPy index selects, as a copy."""
+        return type(self)(self.count[index], self.total_mean[index], self.deviations[index])
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each cell, NaN where nothing was counted."""
+        return np.where(self.count > 0, self.total_mean, np.nan)
+
+    @property
+    def std(self) -> Floats:
+        """Sample standard deviation (n - 1) of each cell, NaN below two values."""
+        variance = self.deviations / np.maximum(self.count - 1, 1)
+        return np.where(self.count > 1, np.sqrt(variance), np.nan)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One text's values in a sample, with what identifies it."""
+
+    rank: str
+    line: int
+    part: int
+    values: Floats
+
+
+@dataclass
+class Sample:
+    """At most `size` texts, those with the smallest hash(seed, text): the same under any order and any cut.
+
+    >>> sample = Sample.empty(size=2, seed=0)
+    >>> for line, text in enumerate(["one", "two", "three"], start=1):
+    ...     sample.add(text, line, 0, np.array([float(line)]))
+    >>> len(sample.rows())
+    2
+    """
+
+    size: int
+    seed: int
+    items: list[Sampled] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, size: int, seed: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        return cls(size, seed)
+
+    def add(self, text: str, line: int, part: int, values: Floats) -> None:
+        """Offer one text; it stays if its hash is among the smallest."""
+        rank = hashlib.blake2b(f"{self.seed}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self.items.append(Sampled(rank, line, part, np.array(values, dtype=np.float64)))
+        if len(self.items) >= 2 * self.size + 64:
+            self.items = self._smallest(self.items)
+
+    def merge(self, other: Self) -> Self:
+        """The smallest hashes of both sides."""
+        if (self.size, self.seed) != (other.size, other.seed):
+            raise ValueError("samples of different size or seed do not merge")
+        return type(self)(self.size, self.seed, self._smallest(self.items + other.items))
+
+    def rows(self) -> list[Sampled]:
+        """The kept texts in the order of their lines."""
+        return sorted(self._smallest(self.items), key=lambda item: (item.line, item.part))
+
+    def _smallest(self, items: Sequence[Sampled]) -> list[Sampled]:
+        return sorted(items, key=lambda item: (item.rank, item.line, item.part))[: self.size]
+
+
+@dataclass
+class Counts:
+    """How many texts and tokens were seen.
+
+    >>> counts = Counts()
+    >>> counts.add([7, 9])
+    >>> counts
+    Counts(texts=2, tokens=16)
+    """
+
+    texts: int = 0
+    tokens: int = 0
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """Add a batch of texts by their token counts."""
+        self.texts += len(lengths)
+        self.tokens += sum(lengths)
+
+    def merge(self, other: Self) -> Self:
+        """Both counts together."""
+        return type(self)(self.texts + other.texts, self.tokens + other.tokens)
+
+
+@dataclass
+class Totals:
+    """Plain sums over texts of every cell of an array.
+
+    >>> totals = Totals.empty(2)
+    >>> totals.add(np.array([1.0, 2.0]))
+    >>> totals.merge(totals).values.tolist()
+    [2.0, 4.0]
+    """
+
+    values: Floats
+
+    @classmethod
+    def empty(cls, *shape: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        return cls(np.zeros(shape))
+
+    def add(self, values: Floats) -> None:
+        """Add one text's values."""
+        self.values += values
+
+    def merge(self, other: Self) -> Self:
+        """Both sums together."""
+        return type(self)(self.values + other.values)

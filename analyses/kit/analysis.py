@@ -1,0 +1,128 @@
+"""The shape of a question: settings, what it needs recorded, a state that merges, an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from .record import ForwardRecord, HeadWeights, ModelShape
+from .result import Result
+
+
+class SettingsError(ValueError):
+    """A setting that this model cannot satisfy; `hint` says what would."""
+
+    def __init__(self, message: str, hint: str):
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Layers or heads as the user wrote them: `all`, or numbers and ranges such as `0,3-5,-1` (counted from 0).
+
+    >>> Selection("0,3-5,-1").resolve(12, "layer")
+    (0, 3, 4, 5, 11)
+    """
+
+    text: str = "all"
+
+    def resolve(self, count: int, what: str) -> tuple[int, ...]:
+        """The chosen indices in rising order, each once. Raises SettingsError outside 0 .. count - 1."""
+        if self.text.strip() == "all":
+            return tuple(range(count))
+        chosen = {index for part in self.text.split(",") for index in self._part(part.strip(), count, what)}
+        return tuple(sorted(chosen))
+
+    def _part(self, part: str, count: int, what: str) -> range:
+        first, dash, last = part[1:].partition("-")
+        try:
+            start = int(part[:1] + first)
+            stop = int(last) if dash else start
+        except ValueError:
+            raise SettingsError(
+                f"{part!r} in {self.text!r} is no {what}",
+                f"Write all, or numbers and ranges such as 0,3-5,-1 ({what}s).",
+            ) from None
+        low, high = (index + count if index < 0 else index for index in (start, stop))
+        if not 0 <= low <= high < count:
+            raise SettingsError(
+                f"{what} {part} does not exist in a model with {count} {what}s",
+                f"Choose from 0 to {count - 1}, or -{count} to -1 counted from the end.",
+            )
+        return range(low, high + 1)
+
+
+ALL = Selection("all")
+
+
+def setting(default: Any, help: str, *, name: str | None = None) -> Any:  # noqa: A002 (the field's word)
+    """A dataclass field that is an option of the command line: its default and one line of help."""
+    return dataclasses.field(default=default, metadata={"help": help, "name": name})
+
+
+@dataclass
+class State:
+    """Accumulators that merge field by field; fields without a `merge` (settings, shapes) must agree."""
+
+    def merge(self, other: Self) -> Self:
+        """A new state as if both had seen their texts in turn; neither argument changes."""
+        merged = {
+            field.name: _merged(getattr(self, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(self)
+        }
+        return type(self)(**merged)
+
+
+def _merged(first: Any, second: Any) -> Any:
+    if hasattr(first, "merge"):
+        return first.merge(second)
+    if isinstance(first, dict):
+        return {key: _merged(first[key], second[key]) for key in first}
+    if first is not second and first != second:
+        raise ValueError(f"states of different settings do not merge: {first!r}, {second!r}")
+    return first
+
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class Analysis(ABC, Generic[S]):
+    """A question to a model. The class docstring is the command's help; dataclass fields are its options."""
+
+    uses_texts: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def needs(self) -> frozenset[str]:
+        """Names of the recorded tensors that `update` and `finalize` read (see record.AXES)."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether `start` is to be given the checkpoint's head weights."""
+        return False
+
+    @abstractmethod
+    def start(self, shape: ModelShape, weights: HeadWeights | None) -> S:
+        """The empty state: the identity of merge. Raises SettingsError for settings that the model cannot satisfy."""
+
+    def update(self, state: S, record: ForwardRecord) -> None:
+        """Add a batch to the state: the only mutation."""
+        raise NotImplementedError(f"{type(self).__name__} reads weights alone and is never updated")
+
+    @abstractmethod
+    def finalize(self, state: S, record: ForwardRecord | None) -> Result:
+        """The answer; `record` is there when there was a single text. Pure: the state stays as it was."""
+
+
+def head_names(layers: Sequence[int], heads: Sequence[int]) -> tuple[str, ...]:
+    """Names of heads as figures write them, layer by layer.
+
+    >>> head_names([0, 1], [3])
+    ('L0H3', 'L1H3')
+    """
+    return tuple(f"L{layer}H{head}" for layer in layers for head in heads)

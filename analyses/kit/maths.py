@@ -1,0 +1,115 @@
+"""Pure formulas on arrays with named axes: each with its shape, its bounds and a worked example."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+K90_SLACK = 1e-6
+"""Nine times 0.1 in floating point is below 0.9."""
+
+
+def normalised_rows(weights: Floats) -> Floats:
+    """Rows divided by their sum; rows that sum to 0 stay 0.
+
+    Shape (..., key). A recorded float32 row sums to 1 within 1e-6: this makes it a distribution in float64.
+
+    >>> normalised_rows(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
+    [[0.25, 0.75], [0.0, 0.0]]
+    """
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)
+
+
+def entropy(weights: Floats) -> Floats:
+    """Shannon entropy of every row in nats, -sum p ln p with 0 ln 0 = 0; from 0 to ln(keys) for rows that sum to 1.
+
+    Shape (..., key) to (...). Never -0.0.
+
+    >>> entropy(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])).round(6).tolist()
+    [0.0, 0.693147]
+    """
+    logarithms = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
+    value: Floats = 0.0 - (weights * logarithms).sum(axis=-1)
+    # Rounding may carry a uniform row above its bound, or a certain one below 0.
+    return np.clip(value, 0.0, np.log(max(weights.shape[-1], 1)) if _stochastic(weights) else None)
+
+
+def _stochastic(weights: Floats) -> bool:
+    return weights.shape[-1] > 0 and bool(np.all(np.abs(weights.sum(axis=-1) - 1) < 1e-9))
+
+
+def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
+    """Least number of keys whose cumulated weight reaches `share` - 1e-6; NaN for rows that never do.
+
+    Shape (..., key) to (...); from 1 to the number of keys.
+
+    >>> keys_to_reach(np.array([[0.1] * 10, [0.95] + [0.05 / 9] * 9])).tolist()
+    [9.0, 1.0]
+    """
+    cumulated = np.cumsum(-np.sort(-weights, axis=-1), axis=-1)
+    reached = cumulated >= share - K90_SLACK
+    return np.where(reached.any(axis=-1), 1.0 + reached.argmax(axis=-1), np.nan)
+
+
+def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
+    """Mean distance sum_j A_ij |i - j| of every row in tokens, with i and j the given positions.
+
+    Shape (..., query, key) to (..., query).
+
+    >>> mean_distance(np.array([[0.5, 0.5], [0.0, 1.0]]), [0, 1]).tolist()
+    [0.5, 0.0]
+    """
+    at = np.asarray(positions)
+    return (weights * np.abs(at[:, None] - at[None, :])).sum(axis=-1)
+
+
+def unit_vectors(vectors: Floats) -> Floats:
+    """Vectors divided by their length; a zero vector has no direction and stays zero. Shape (..., token, width).
+
+    >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    # The largest entry goes first, so that no square over- or underflows.
+    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
+    scaled = vectors / np.where(largest > 0, largest, 1.0)
+    length = np.linalg.norm(scaled, axis=-1, keepdims=True)
+    return scaled / np.where(length > 0, length, 1.0)
+
+
+def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
+    """Mean cosine over ordered pairs of different tokens, (I^2 - n) / (n (n - 1)); NaN below two tokens.
+
+    From -1 / (n - 1) to 1.
+
+    >>> mean_cosine(np.array([2.0]), np.array([2.0])).tolist()
+    [1.0]
+    """
+    pairs = count * (count - 1)
+    return np.where(pairs > 0, (cone_index**2 - count) / np.where(pairs > 0, pairs, 1.0), np.nan)
+
+
+def is_punctuation(text: str) -> bool:
+    """Whether a token's original text consists of characters of Unicode category P.
+
+    >>> is_punctuation("..."), is_punctuation("$5")
+    (True, False)
+    """
+    return bool(text) and all(unicodedata.category(character).startswith("P") for character in text)
+
+
+def pool_units(attention: Floats, units: Sequence[int]) -> Floats:
+    """Attention between units (words): summed over a unit's keys, averaged over its queries, so rows still sum to 1.
+
+    Shape (..., query, key) to (..., unit, unit); `units` gives each token's unit, counted from 0.
+
+    >>> pool_units(np.array([[0.2, 0.3, 0.5], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0]]), [0, 0, 1]).round(2).tolist()
+    [[0.65, 0.35], [1.0, 0.0]]
+    """
+    member = np.zeros((len(units), max(units, default=-1) + 1))
+    member[np.arange(len(units)), list(units)] = 1.0
+    return (member / member.sum(axis=0)).T @ attention @ member

@@ -1,0 +1,170 @@
+"""What one forward pass gives (ForwardRecord) and what a checkpoint gives (HeadWeights), with named axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ATTENTION_AXES = ("batch", "layer", "head", "query", "key")
+HEAD_AXES = ("batch", "layer", "head", "token", "channel")
+LAYER_AXES = ("batch", "layer", "token", "width")
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "q": HEAD_AXES,
+    "k": HEAD_AXES,
+    "v": HEAD_AXES,
+    "scores": ATTENTION_AXES,
+    "attention": ATTENTION_AXES,
+    "head_outputs": HEAD_AXES,
+    "hidden_states": ("batch", "depth", "token", "width"),
+    "attention_projection": LAYER_AXES,
+    "attention_sum": LAYER_AXES,
+    "attention_norm": LAYER_AXES,
+    "mlp_output": LAYER_AXES,
+    "mlp_sum": LAYER_AXES,
+    "layer_outputs": LAYER_AXES,
+}
+"""Every recordable tensor and its axes.
+
+`scores` are scaled and taken before the softmax; `head_outputs` are A V before W_O; `attention_projection` is
+W_O's output, `attention_sum` and `attention_norm` lie before and after the first LayerNorm, `mlp_output` is the MLP
+before its residual, `mlp_sum` and `layer_outputs` lie before and after the second. Depth 0 of `hidden_states` is the
+first layer's input, depth l + 1 the output of layer l.
+"""
+
+
+class NotRecordedError(LookupError):
+    """A tensor was read that the analysis did not list in `needs`."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of an encoder. Layer l runs the weights of `weight_layer[l]` (ALBERT shares them; others do not).
+
+    >>> ModelShape("albert", heads=2, width=8, head_width=4, weight_layer=(0, 0, 0)).layers
+    3
+    """
+
+    family: str
+    heads: int
+    width: int
+    head_width: int
+    weight_layer: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        """Blocks that one pass runs through."""
+        return len(self.weight_layer)
+
+    @property
+    def weight_layers(self) -> int:
+        """Blocks that the checkpoint holds."""
+        return max(self.weight_layer) + 1
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One text as the model reads it: every tuple has one entry a token.
+
+    `labels` are slices of the user's own text (special tokens keep their name), `start` and `end` count characters
+    of the first text, or of the second where `segment` is 1; they are None for special tokens. `word` numbers the
+    tokenizer's words within a segment.
+    """
+
+    line: int
+    text: str
+    pair: str | None
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    labels: tuple[str, ...]
+    start: tuple[int | None, ...]
+    end: tuple[int | None, ...]
+    segment: tuple[int, ...]
+    word: tuple[int | None, ...]
+    special: tuple[bool, ...]
+    unknown: tuple[bool, ...]
+    cls: int | None
+    sep: tuple[int, ...]
+    part: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The attention weights of a checkpoint, cut into heads; shared layers stand once.
+
+    A torch Linear stores (out, in): head h owns rows of W_Q, W_K, W_V and columns of W_O. `query`, `key` and `value`
+    have the axes (weight_layer, head, channel, width), their biases (weight_layer, head, channel); `output` has
+    (weight_layer, head, width, channel), its bias (weight_layer, width). float64.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    query_bias: Tensor
+    key_bias: Tensor
+    value_bias: Tensor
+    output_bias: Tensor
+
+    def bilinear_factors(self) -> tuple[Tensor, Tensor]:
+        """Thin factors [W_Q b_Q] and [W_K b_K] of every homogeneous form M~ = [W_Q b_Q]^T [W_K b_K].
+
+        Returns: two tensors (weight_layer, head, channel, width + 1); scores are x~ M~ x~^T / sqrt(channel) with
+        x~ = (x, 1). Rank at most `channel`, so never multiply them out to width x width.
+        """
+        query = torch.cat([self.query, self.query_bias[..., None]], dim=-1)
+        key = torch.cat([self.key, self.key_bias[..., None]], dim=-1)
+        return query, key
+
+
+class ForwardRecord:
+    """One forward pass over texts of one token count. Every tensor starts with a `batch` axis; there is no padding.
+
+    `record.attention` stacks the layers on first read; `record.layer("attention", 3)` costs nothing. Reading what was
+    not recorded raises NotRecordedError. Axis names: `AXES`.
+    """
+
+    def __init__(self, shape: ModelShape, texts: Sequence[TokenizedText], layers: Mapping[str, Sequence[Tensor]]):
+        self.shape = shape
+        self.texts = tuple(texts)
+        self._layers = dict(layers)
+        self._stacked: dict[str, Tensor] = {}
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Names of the tensors that this record holds."""
+        return frozenset(self._layers)
+
+    def layer(self, name: str, index: int) -> Tensor:
+        """One layer (or depth) of a tensor, without its `layer` axis: a reference, not a copy."""
+        return self._references(name)[index]
+
+    def of_text(self, name: str, index: int, layers: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """One text of the batch in float64, the chosen layers (or depths) stacked first, without a batch axis.
+
+        Statistics are taken text by text from this: equal shapes, equal sums, whatever the batch was.
+        """
+        references = self._references(name)
+        chosen = range(len(references)) if layers is None else layers
+        return np.stack([references[layer][index].double().cpu().numpy() for layer in chosen])
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in AXES:
+            raise AttributeError(f"ForwardRecord has no {name!r}; it can record {', '.join(AXES)}")
+        if name not in self._stacked:
+            self._stacked[name] = torch.stack(tuple(self._references(name)), dim=1)
+        return self._stacked[name]
+
+    def _references(self, name: str) -> Sequence[Tensor]:
+        if name not in self._layers:
+            held = ", ".join(sorted(self._layers)) or "nothing"
+            raise NotRecordedError(f"{name!r} was not recorded: list it in `needs` (recorded: {held})")
+        return self._layers[name]

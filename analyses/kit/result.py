@@ -1,0 +1,137 @@
+"""Answers as data: tables and figures that know nothing of files or of matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A tidy table. `columns` says of every column what it is, with unit and range; `name` is the file's stem."""
+
+    name: str
+    title: str
+    frame: pd.DataFrame
+    columns: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        undescribed = [column for column in self.frame.columns if column not in self.columns]
+        if undescribed:
+            raise ValueError(f"table {self.name!r}: columns without a description: {undescribed}")
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix as colours. Rows run downwards. None limits are taken from the values (NaN stays blank).
+
+    `groups` gives a group number for every row and column (say, the layer of each head): figures mark them.
+    `row_tree` and `column_tree` are SciPy linkage matrices whose leaf order `values` already follows.
+    """
+
+    values: Floats
+    title: str = ""
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    row_label: str = "query"
+    column_label: str = "key"
+    unit: str = "attention weight"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    diverging: bool = False
+    groups: tuple[int, ...] = ()
+    tree: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve; `low` and `high` bound a band of spread around `y` where they are given."""
+
+    label: str
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over a common x, whole numbers on it where `whole` (depth, layer)."""
+
+    series: tuple[Series, ...]
+    x_label: str
+    y_label: str
+    title: str = ""
+    whole: bool = True
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Points:
+    """A labelled scatter on a plane; `groups` (such as the layer) gives the colour and has its own label."""
+
+    x: Floats
+    y: Floats
+    labels: tuple[str, ...]
+    groups: tuple[int, ...]
+    group_label: str
+    x_label: str
+    y_label: str
+    title: str = ""
+    equal: bool = True
+
+
+@dataclass(frozen=True)
+class ColouredText:
+    """The same text written once a row, every token on a ground of its value's colour. `values`: (row, token)."""
+
+    tokens: tuple[str, ...]
+    rows: tuple[str, ...]
+    values: Floats
+    unit: str
+    title: str = ""
+    low: float | None = 0.0
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class LayeredGraph:
+    """Tokens at every depth as nodes, `edges` (depth of the upper end, upper token, lower token, weight) between."""
+
+    tokens: tuple[str, ...]
+    depths: int
+    edges: tuple[tuple[int, int, int, float], ...]
+    unit: str
+    title: str = ""
+
+
+Panel = Heatmap | Lines | Points | ColouredText | LayeredGraph
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A page of panels, `columns` to a row. `note` is printed below in small type."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    columns: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an analysis answers: `headline` is the short table for the terminal, `notes` lines to print below it."""
+
+    headline: Table
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[str, ...] = field(default=())

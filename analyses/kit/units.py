@@ -1,0 +1,77 @@
+"""What rows and columns of an attention matrix stand for: tokens, or the words they make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .maths import is_punctuation, pool_units
+from .record import TokenizedText
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The tokens or words of a text: a name, a span in the text and a kind each."""
+
+    of_token: tuple[int, ...]
+    labels: tuple[str, ...]
+    start: tuple[int | None, ...]
+    end: tuple[int | None, ...]
+    segment: tuple[int, ...]
+    special: Flags
+    cls: Flags
+    sep: Flags
+    punctuation: Flags
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pool(self, attention: Floats) -> Floats:
+        """Attention between these units, from attention between tokens (..., query, key)."""
+        return attention if len(self) == len(self.of_token) else pool_units(attention, self.of_token)
+
+
+def units_of(text: TokenizedText, *, words: bool) -> Units:
+    """The text's tokens, or its words (runs of tokens of one word; special tokens stand alone)."""
+    of_token = _word_numbers(text) if words else tuple(range(len(text)))
+    members: list[list[int]] = [[] for _ in range(max(of_token, default=-1) + 1)]
+    for token, unit in enumerate(of_token):
+        members[unit].append(token)
+    labels = tuple(_label(text, tokens) for tokens in members)
+    special = np.array([text.special[tokens[0]] for tokens in members], dtype=bool)
+    return Units(
+        of_token,
+        labels,
+        start=tuple(text.start[tokens[0]] for tokens in members),
+        end=tuple(text.end[tokens[-1]] for tokens in members),
+        segment=tuple(text.segment[tokens[0]] for tokens in members),
+        special=special,
+        cls=np.array([tokens[0] == text.cls for tokens in members], dtype=bool),
+        sep=np.array([tokens[0] in text.sep for tokens in members], dtype=bool),
+        punctuation=~special & np.array([is_punctuation(label) for label in labels], dtype=bool),
+    )
+
+
+def _word_numbers(text: TokenizedText) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for token in range(len(text)):
+        same = token > 0 and text.word[token] is not None and _word(text, token) == _word(text, token - 1)
+        numbers.append(numbers[-1] + (not same) if numbers else 0)
+    return tuple(numbers)
+
+
+def _word(text: TokenizedText, token: int) -> tuple[int, int | None, bool]:
+    return text.segment[token], text.word[token], text.special[token]
+
+
+def _label(text: TokenizedText, tokens: list[int]) -> str:
+    first, last = text.start[tokens[0]], text.end[tokens[-1]]
+    if first is None or last is None or len(tokens) == 1:
+        return text.labels[tokens[0]]
+    source = (text.pair or "") if text.segment[tokens[0]] else text.text
+    return source[first:last].strip()

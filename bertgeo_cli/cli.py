@@ -1,0 +1,151 @@
+"""The command line: options in, one call, paths out. Importing this loads neither torch, pandas nor matplotlib."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from . import options, registry
+from .errors import BertgeoError
+
+BUILT_IN = {
+    "check": "Prove what was loaded: weights, vocabulary, and the recorded pass recomputed from its parts.",
+    "info": "The model's architecture, shapes, parameters and hashes.",
+    "record": "Write every recorded tensor of one text, and the factors of every bilinear form, to a file.",
+}
+
+
+class Group(TyperGroup):
+    """Commands are listed from docstrings and built only when chosen."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*registry.entries(), *BUILT_IN]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The command as listings show it: its help, and no options yet."""
+        entry = registry.entries().get(name)
+        text = entry.help if entry else BUILT_IN.get(name)
+        if text is None:
+            return None
+        return TyperCommand(name, short_help=text.partition("\n")[0], help=text, params=[])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _command(str(name), registry.entries().get(str(name))), rest
+
+    def make_context(self, *args: Any, **keywords: Any) -> Any:
+        with _broken_pipe():
+            return super().make_context(*args, **keywords)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _broken_pipe():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _broken_pipe() -> Iterator[None]:
+    """The reader of stdout has gone (`| head -1`): end quietly with 141, as the shell's own tools do."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+
+
+@contextmanager
+def _errors(debug: bool) -> Iterator[None]:
+    """Two lines for what a user can cause; a traceback only with --debug."""
+    try:
+        yield
+    except BertgeoError as error:
+        if debug:
+            raise
+        typer.echo(f"Error: {error.message}\n{error.hint}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"Error: {type(error).__name__}: {error}\nThis is a fault of bertgeo: run again with --debug.", err=True)
+        raise typer.Exit(1) from None
+
+
+def _command(name: str, entry: registry.Entry | None) -> Any:
+    if entry:
+        analysis = entry.load()
+        act, groups, text = partial(_analyse, name), [options.InputOptions, options.ModelOptions, analysis], entry.help
+        groups = [*groups, options.OutputOptions, options.RunOptions]
+    else:
+        act, groups, text = _built_in(name)
+    return _typer_command(name, options.command_function(groups, act, name), text)
+
+
+def _typer_command(name: str, function: Callable[..., None], text: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_show_locals=False)
+    single.command(name, help=text, context_settings=SETTINGS)(function)
+    return typer.main.get_command(single)
+
+
+def _analyse(name: str, texts: Any, model: Any, analysis: Any, output: Any, run: Any) -> None:
+    with _errors(run.debug):
+        from . import commands
+
+        commands.analyse(name, analysis, texts, model, output, run)
+
+
+def _built_in(name: str) -> tuple[Callable[..., None], list[type], str]:
+    groups: dict[str, list[type]] = {
+        "check": [options.ModelOptions, options.PlainOptions],
+        "info": [options.ModelOptions, options.PlainOptions],
+        "record": [options.RecordOptions, options.ModelOptions, options.PlainOptions],
+    }
+
+    def act(*chosen: Any) -> None:
+        with _errors(chosen[-1].debug):
+            from . import commands
+
+            getattr(commands, name)(*chosen)
+
+    return act, groups[name], BUILT_IN[name]
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    cls=Group,
+    context_settings=SETTINGS,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"bertgeo {version('bertgeo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """The geometry of BERT: record a forward pass, prove the record, measure it.
+
+    Example: bertgeo attention "The fisherman sat down by the river bank."
+    """
+
+
+def main() -> None:
+    """The entry point."""
+    app()

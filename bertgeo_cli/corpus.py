@@ -1,0 +1,244 @@
+"""Texts from files, line by line: read, tokenised, cut into shards, batched by equal token count."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from analyses.kit.record import TokenizedText
+
+from .errors import BertgeoError, UsageError
+
+Long = Literal["truncate", "split", "skip", "error"]
+OnError = Literal["stop", "skip"]
+Status = Literal["ok", "empty", "truncated", "split", "skipped", "undecodable"]
+
+UNDECODABLE = re.compile("[\udc80-\udcff]")
+SHARD_TEXTS = 1024
+"""Texts to a shard: below about 1,000, batches of equal length get too small to be fast."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a corpus and what became of it; `tokens` counts before any truncation."""
+
+    number: int
+    text: str
+    status: Status = "ok"
+    note: str = ""
+    part: int = 0
+    tokens: int = 0
+    used: int = 0
+    unknown: int = 0
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether something of the line was left out (blank lines had nothing)."""
+        return self.status in ("truncated", "skipped", "undecodable")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read lines: the options that the command line gives."""
+
+    encoding: str = "utf-8"
+    long: Long = "truncate"
+    on_error: OnError = "stop"
+    limit: int | None = None
+    special_tokens_in_text: bool = False
+
+
+class Encoder:
+    """Turns text into what the model reads, with labels cut from the user's own text."""
+
+    def __init__(self, tokenizer: Any, max_tokens: int, *, special_tokens_in_text: bool = False):
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.parse_special = special_tokens_in_text
+        self.special_ids = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+    def encode(self, text: str, pair: str | None = None, *, line: int = 1) -> TokenizedText:
+        """One text (or pair) whole, however long."""
+        return self._tokenized(self._encoding(text, pair, None), text, pair, line)
+
+    def truncate(self, text: TokenizedText) -> TokenizedText:
+        """The beginning that fits, special tokens kept; of a pair the longer text is cut first."""
+        return self._tokenized(self._encoding(text.text, text.pair, self.max_tokens), text.text, text.pair, text.line)
+
+    def split(self, text: TokenizedText) -> list[TokenizedText]:
+        """Consecutive parts that fit, each with its own special tokens; offsets count in the whole text."""
+        encoding = self._encoding(text.text, None, self.max_tokens)
+        parts = [encoding, *encoding.overflowing]
+        return [
+            replace(self._tokenized(part, text.text, None, text.line), part=number) for number, part in enumerate(parts)
+        ]
+
+    def _encoding(self, text: str, pair: str | None, max_tokens: int | None) -> Any:
+        backend = self.tokenizer.backend_tokenizer
+        # A tokenizer.json may carry padding and truncation to 128 tokens; neither may enter the science.
+        backend.no_padding()
+        if max_tokens is None:
+            backend.no_truncation()
+        else:
+            backend.enable_truncation(max_tokens)
+        # Otherwise "[SEP]" typed by a user would become a real separator.
+        backend.encode_special_tokens = not self.parse_special
+        return backend.encode(text, pair)
+
+    def _tokenized(self, encoding: Any, text: str, pair: str | None, line: int) -> TokenizedText:
+        of_text = [-1 if index is None else index for index in encoding.sequence_ids]
+        added = [index < 0 for index in of_text]
+        ids, tokens, sources = encoding.ids, encoding.tokens, (text, pair or "")
+        spans = _spans(encoding.offsets, of_text, sources)
+        special = [
+            new or (self.parse_special and token in self.special_ids) for new, token in zip(added, ids, strict=True)
+        ]
+        cls, sep, unknown = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id, self.tokenizer.unk_token_id
+        return TokenizedText(
+            line=line,
+            text=text,
+            pair=pair,
+            ids=tuple(ids),
+            tokens=tuple(tokens),
+            labels=tuple(
+                _label(token, span, sources[of]) for token, span, of in zip(tokens, spans, of_text, strict=True)
+            ),
+            start=tuple(span and span[0] for span in spans),
+            end=tuple(span and span[1] for span in spans),
+            segment=_segments(of_text),
+            word=tuple(None if new else word for new, word in zip(added, encoding.word_ids, strict=True)),
+            special=tuple(special),
+            unknown=tuple(not new and token == unknown for new, token in zip(special, ids, strict=True)),
+            cls=next((at for at, new in enumerate(special) if new and ids[at] == cls), None),
+            sep=tuple(at for at, new in enumerate(special) if new and ids[at] == sep),
+        )
+
+
+Span = tuple[int, int] | None
+
+
+def _spans(offsets: Sequence[tuple[int, int]], of_text: Sequence[int], sources: tuple[str, str]) -> list[Span]:
+    """Character spans, extended over combining marks that a tokenizer which strips accents leaves out."""
+    spans: list[Span] = []
+    for at, (start, end) in enumerate(offsets):
+        source = sources[of_text[at]]
+        following = at + 1 < len(offsets) and of_text[at + 1] == of_text[at]
+        stop = offsets[at + 1][0] if following else len(source)
+        while end > start and end < stop and unicodedata.category(source[end]).startswith("M"):
+            end += 1
+        spans.append((start, end) if of_text[at] >= 0 else None)
+    return spans
+
+
+def _label(token: str, span: Span, source: str) -> str:
+    return (source[slice(*span)].strip() if span else "") or token
+
+
+def _segments(of_text: Sequence[int]) -> tuple[int, ...]:
+    """0 for the first text, 1 for the second; an added token belongs to the text before it."""
+    segments: list[int] = []
+    for index in of_text:
+        segments.append(index if index >= 0 else segments[-1] if segments else 0)
+    return tuple(segments)
+
+
+def is_empty(text: str) -> bool:
+    """Whether nothing is there to read: only spaces, controls and zero-width characters."""
+    return all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in text)
+
+
+@contextmanager
+def open_lines(source: Path | str, encoding: str) -> Iterator[IO[str]]:
+    """A text stream whose undecodable bytes come through as lone surrogates, so that a line can be named."""
+    errors, newline = "surrogateescape", None
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise UsageError(f"unknown encoding {encoding!r}", "Try utf-8, latin-1, cp1252 or utf-16.") from None
+    encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    if str(source) == "-":
+        with open(sys.stdin.fileno(), encoding=encoding, errors=errors, newline=newline, closefd=False) as stream:
+            yield stream
+        return
+    try:
+        stream = Path(source).open(encoding=encoding, errors=errors, newline=newline)
+    except OSError as error:
+        raise UsageError(f"cannot read the corpus {source}: {error.strerror}", "Check the path of --corpus.") from None
+    with stream:
+        yield stream
+
+
+def read_lines(stream: Iterable[str], reading: Reading, name: str) -> Iterator[Line]:
+    """Every line with its number, blank and undecodable ones among them.
+
+    Raises: BertgeoError at a line that does not decode, unless `on_error` is skip.
+    """
+    for number, raw in enumerate(islice(stream, reading.limit), start=1):
+        text = raw.removesuffix("\n")
+        stray = UNDECODABLE.search(text)
+        if stray:
+            note = f"byte 0x{ord(stray[0]) - 0xDC00:02X} is not {reading.encoding}"
+            if reading.on_error == "stop":
+                raise BertgeoError(
+                    f"{name}, line {number}: {note}", "Give the file's --encoding (say latin-1), or --on-error skip."
+                )
+            yield Line(number, "", "undecodable", note)
+        else:
+            yield Line(number, text, "empty" if is_empty(text) else "ok")
+
+
+def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, TokenizedText | None]]:
+    """What of a line goes to the model: one text, several parts, or nothing."""
+    if line.status != "ok":
+        return [(line, None)]
+    text = encoder.encode(line.text, line=line.number)
+    if len(text) <= encoder.max_tokens:
+        return [_counted(line, text, len(text))]
+    if reading.long == "error":
+        raise too_long(f"line {line.number}", len(text), encoder.max_tokens)
+    if reading.long == "skip":
+        return [(replace(line, status="skipped", tokens=len(text), note="too long"), None)]
+    if reading.long == "truncate":
+        return [_counted(replace(line, status="truncated"), encoder.truncate(text), len(text))]
+    return [
+        _counted(replace(line, status="split", part=part.part), part, len(text) if part.part == 0 else 0)
+        for part in encoder.split(text)
+    ]
+
+
+def _counted(line: Line, text: TokenizedText, tokens: int) -> tuple[Line, TokenizedText]:
+    return replace(line, tokens=tokens, used=len(text), unknown=sum(text.unknown)), text
+
+
+def too_long(what: str, tokens: int, limit: int) -> BertgeoError:
+    """The error for a text that does not fit and may not be cut."""
+    return BertgeoError(
+        f"{what} has {tokens} tokens, the model reads {limit}",
+        "Shorten it, or choose --long truncate, --long split or --long skip.",
+    )
+
+
+def shards(items: Iterable[TokenizedText], size: int = SHARD_TEXTS) -> Iterator[list[TokenizedText]]:
+    """Cut by number of texts, never by number of workers: the tree of merges must depend on the corpus alone."""
+    iterator = iter(items)
+    while shard := list(islice(iterator, size)):
+        yield shard
+
+
+def batches(shard: Sequence[TokenizedText], batch_tokens: int) -> Iterator[list[TokenizedText]]:
+    """Texts of one token count together, shortest first, at most `batch_tokens` tokens (but one text) to a batch.
+
+    The order of texts is the same whatever `batch_tokens` is.
+    """
+    ordered = sorted(shard, key=lambda text: (len(text), text.line, text.part))
+    for length, group in groupby(ordered, key=len):
+        texts = iter(group)
+        while batch := list(islice(texts, max(1, batch_tokens // length))):
+            yield batch

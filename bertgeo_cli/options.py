@@ -1,0 +1,203 @@
+"""Options of the command line as dataclasses: each field is an option, its metadata the help."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+
+def option(default: Any, help: str, *names: str, panel: str = "", metavar: str | None = None, **extra: Any) -> Any:  # noqa: A002
+    """A field that is an option; `names` replace the one made from the field's name."""
+    metadata = {"help": help, "names": names, "panel": panel, "metavar": metavar, "extra": extra}
+    required = default is dataclasses.MISSING
+    return dataclasses.field(metadata=metadata) if required else dataclasses.field(default=default, metadata=metadata)
+
+
+def _load_config(context: typer.Context, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
+    command = str(context.info_name)
+    values = {key: value for key, value in content.items() if not isinstance(value, dict)} | content.get(command, {})
+    known = {parameter.name for parameter in context.command.params}
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise typer.BadParameter(f"{path}: bertgeo {command} has no option {', '.join(unknown)}")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What is read: a text, a pair, a corpus, or the sample corpus."""
+
+    text: str | None = option(
+        None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
+    )
+    pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
+    corpus: str | None = option(
+        None, "A file with one text a line; - is standard input.", panel="Input", metavar="FILE"
+    )
+    encoding: str = option("utf-8", "Encoding of the corpus.", panel="Input")
+    limit: int | None = option(None, "Read at most this many lines.", panel="Input", min=1)
+    long: Literal["truncate", "split", "skip", "error"] | None = option(
+        None,
+        "Texts longer than the model reads. Default: error for a text, truncate and count for a corpus.",
+        panel="Input",
+    )
+    on_error: Literal["stop", "skip"] = option("stop", "Lines that do not decode.", panel="Input")
+    strict: bool = option(False, "Exit with 3 when lines were skipped, truncated or failed.", panel="Input")
+    special_tokens_in_text: bool = option(
+        False, "Read [SEP], [MASK] and the like in the text as special tokens, not as text.", panel="Input"
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and where it computes."""
+
+    model: str = option(
+        "minilm", "minilm (real, embedded), a hub name such as bert-base-uncased, or a folder.", panel="Model"
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a hub model.", panel="Model")
+    offline: bool = option(False, "Make no network request: hub models come from the local cache.", panel="Model")
+    builtin_class: bool = option(
+        False, "Read a checkpoint that brings its own code with transformers' class instead.", panel="Model"
+    )
+    device: str = option("auto", "auto, cpu, cuda, cuda:n or mps.", panel="Model")
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", "Arithmetic of the forward pass.", panel="Model"
+    )
+    attention_backend: Literal["eager", "sdpa"] = option(
+        "eager", "Arithmetic of A V; recorded attention agrees to 1e-5.", panel="Model"
+    )
+    threads: int | None = option(None, "Threads of the forward pass. Default: PyTorch's choice.", panel="Model", min=1)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where results go and what they look like."""
+
+    output: Path | None = option(
+        None, "Folder of the report. Default: bertgeo-report/COMMAND.", "--output", "-o", panel="Output", metavar="DIR"
+    )
+    force: bool = option(False, "Replace a folder that bertgeo did not write.", panel="Output")
+    format: Literal["csv", "parquet", "jsonl"] = option("csv", "Format of tables.", panel="Output")
+    figures: Literal["png", "svg", "pdf", "none"] = option("png", "Format of figures.", panel="Output")
+    json: bool = option(False, "Print one JSON document instead of a table.", panel="Output")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the run goes."""
+
+    batch_tokens: int = option(1024, "Most tokens to a forward pass.", panel="Run", min=1)
+    dry_run: bool = option(False, "Count texts, tokens and batches; run nothing.", panel="Run")
+    config: Path | None = option(
+        None,
+        "TOML file with options: keys at the top for every command, tables by command.",
+        panel="Run",
+        metavar="FILE",
+        callback=_load_config,
+        is_eager=True,
+    )
+    debug: bool = option(False, "Show the traceback of an error.", panel="Run")
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What `bertgeo record` reads and writes."""
+
+    text: str = option(dataclasses.MISSING, "The text to read.", panel="argument")
+    output: Path = option(
+        dataclasses.MISSING, "The safetensors file.", "--output", "-o", panel="Output", metavar="FILE"
+    )
+    pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
+    special_tokens_in_text: bool = option(
+        False, "Read [SEP], [MASK] and the like in the text as special tokens, not as text.", panel="Input"
+    )
+    force: bool = option(False, "Replace an existing file.", panel="Output")
+
+
+@dataclass(frozen=True)
+class PlainOptions:
+    """Options of commands without a report."""
+
+    json: bool = option(False, "Print one JSON document.", panel="Output")
+    debug: bool = option(False, "Show the traceback of an error.", panel="Run")
+
+
+def command_function(groups: Sequence[type], act: Callable[..., None], name: str) -> Callable[..., None]:
+    """A function whose signature is the fields of all groups; called, it gives `act` one object a group."""
+
+    def call(**values: Any) -> None:
+        objects = [
+            group(**{field: _typed(group, field, values[field]) for field in _fields(group)}) for group in groups
+        ]
+        act(*objects)
+
+    parameters = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotation)
+        for group in groups
+        for field, annotation in _annotated(group)
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__name__ = name
+    return call
+
+
+def _fields(group: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(group)]
+
+
+def _is_selection(hint: Any) -> bool:
+    return getattr(hint, "__name__", "") == "Selection"
+
+
+def _typed(group: type, field: str, value: Any) -> Any:
+    hint = typing.get_type_hints(group)[field]
+    return hint(value) if _is_selection(hint) else value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is dataclasses.MISSING:
+        return inspect.Parameter.empty
+    return getattr(field.default, "text", field.default) if _is_selection(type(field.default)) else field.default
+
+
+def _annotated(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(group)
+    return [(field, _annotation(field, hints[field.name])) for field in dataclasses.fields(group)]
+
+
+def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:
+    about = field.metadata
+    panel = about.get("panel") or "Analysis"
+    if panel == "argument":
+        return Annotated[hint, typer.Argument(help=about["help"], metavar=field.name.upper(), show_default=False)]
+    flag = "--" + field.name.replace("_", "-")
+    names = about.get("names") or ((flag, f"--no-{flag[2:]}")[:1] if hint is bool else (flag,))
+    info = typer.Option(
+        *names,
+        help=about["help"],
+        rich_help_panel=panel,
+        metavar=about.get("metavar"),
+        envvar=f"BERTGEO_{field.name.upper()}",
+        show_envvar=False,
+        show_default=not any(field.default is value for value in (None, False, dataclasses.MISSING)),
+        **about.get("extra", {}),
+    )
+    return Annotated[str if _is_selection(hint) else hint, info]

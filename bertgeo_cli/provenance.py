@@ -1,0 +1,106 @@
+"""What run.json says, so that a number can be traced: versions, model, input, options. No times, hosts or paths."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from analyses.kit.record import TokenizedText
+from analyses.kit.result import Result
+
+from .options import ModelOptions, OutputOptions, RunOptions
+from .report import LinesLog
+from .samples import SAMPLE_CORPUS
+
+if TYPE_CHECKING:
+    from .commands import Job
+
+PACKAGES = ("bertgeo", "torch", "transformers", "tokenizers", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of every package that a number or a picture depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def text_source(text: TokenizedText) -> dict[str, Any]:
+    """What was read when one text was given."""
+    return {"kind": "text", "text": text.text, "pair": text.pair, "tokens": len(text)}
+
+
+def corpus_source(path: Path | str, log: LinesLog, encoding: str) -> dict[str, Any]:
+    """What was read of a corpus: its name, hash, lines by status, tokens."""
+    sample = path == SAMPLE_CORPUS
+    return {
+        "kind": "sample" if sample else "corpus",
+        "name": "standard input" if path == "-" else Path(path).name,
+        "sha256": None if path == "-" else file_hash(Path(path)),
+        "encoding": encoding,
+        "lines": log.lines,
+        "status": dict(sorted(log.counts.items())),
+        "tokens": log.tokens,
+        "unknown_tokens": log.unknown,
+    }
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file, for the progress bar."""
+    try:
+        with path.open("rb") as stream:
+            return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b"")) or 1
+    except OSError:
+        return 1
+
+
+def arithmetic(job: Job, model: ModelOptions) -> dict[str, Any]:
+    """What the last bits of a float depend on."""
+    return {
+        "dtype": job.loaded.dtype,
+        "device": job.loaded.device,
+        "attention_backend": model.attention_backend,
+        "threads": torch.get_num_threads(),
+        "batch_tokens": job.how.batch_tokens,
+        "mkl": torch.backends.mkl.is_available(),
+        "mkl_cbwr": os.environ.get("MKL_CBWR"),
+    }
+
+
+def describe(
+    job: Job, result: Result, notes: list[str], model: ModelOptions, output: OutputOptions, run: RunOptions
+) -> dict[str, Any]:
+    """The whole of run.json."""
+    settings = {name: getattr(value, "text", value) for name, value in vars(job.analysis).items()}
+    texts = {
+        name: getattr(job.texts, name) for name in ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
+    }
+    return {
+        "command": job.name,
+        "settings": settings,
+        "input": job.source,
+        "input_options": texts,
+        "model": dict(job.loaded.identity),
+        "arithmetic": arithmetic(job, model),
+        "formats": {"tables": output.format, "figures": output.figures},
+        "versions": versions(),
+        "notes": notes,
+        "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
+        "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
+    }

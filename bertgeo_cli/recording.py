@@ -1,0 +1,202 @@
+"""The hooked forward pass: the one place that meets transformers' attention.
+
+A function registered with transformers' AttentionInterface receives each layer's query, key, value and mask already
+split into heads; forward hooks on four modules of each block give its six inner points. Both are in place only while
+a pass runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+# MKL picks its summation order by thread count and matrix size unless told not to, and reads this once, before its
+# first product: with it, 1 and 2 threads and batches of 1 and 32 give the same bits in float32.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+from analyses.kit.record import AXES, ForwardRecord, TokenizedText
+
+from .errors import BertgeoError
+from .models import LoadedModel
+
+BACKENDS = ("eager", "sdpa")
+ATTENTION_TENSORS = frozenset({"q", "k", "v", "scores", "attention", "head_outputs"})
+BLOCK_TENSORS = frozenset(AXES) - ATTENTION_TENSORS
+EVERYTHING = frozenset(AXES)
+
+
+class RecordingError(BertgeoError):
+    """The pass did not report what it should have: nothing that it gave can be used."""
+
+    exit_code = 4
+
+
+class Recorder:
+    """Collects references to the tensors of one pass, layer by layer, in the order in which layers report."""
+
+    def __init__(self, needs: frozenset[str], backend: str):
+        unknown = needs - EVERYTHING
+        if unknown:
+            raise ValueError(f"cannot record {sorted(unknown)}; choose from {sorted(EVERYTHING)}")
+        self.needs = needs
+        self.backend = backend
+        self.layers: dict[str, list[Tensor]] = {name: [] for name in sorted(needs)}
+        self.attention_calls = 0
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Keep a reference if the tensor was asked for."""
+        if name in self.needs:
+            self.layers[name].append(tensor)
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scaled dot-product attention that leaves a trace; the signature is transformers'."""
+        self.attention_calls += 1
+        scaling = query.size(-1) ** -0.5 if scaling is None else scaling
+        for name, tensor in (("q", query), ("k", key), ("v", value)):
+            self.keep(name, tensor)
+        attention = None
+        if self.backend == "eager" or self.needs & {"scores", "attention"}:
+            attention = self._attention(query, key, attention_mask, scaling)
+        if self.backend == "eager":
+            output = torch.matmul(attention, value)
+        else:
+            output = nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=attention_mask, scale=scaling
+            )
+        self.keep("head_outputs", output)
+        return output.transpose(1, 2).contiguous(), attention
+
+    def _attention(self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+        if mask is not None:
+            scores = scores + mask
+        self.keep("scores", scores)
+        attention = nn.functional.softmax(scores, dim=-1)
+        self.keep("attention", attention)
+        return attention
+
+
+@contextmanager
+def recording(loaded: LoadedModel, needs: frozenset[str], backend: str = "eager") -> Iterator[Recorder]:
+    """Passes run inside are recorded. On leaving, hooks, registry and configuration are as they were before."""
+    recorder = Recorder(needs, backend)
+    name = f"bertgeo_{uuid.uuid4().hex}"
+    config = loaded.model.config
+    before = config._attn_implementation
+    handles: list[Any] = []
+    AttentionInterface.register(name, recorder.attend)
+    AttentionMaskInterface.register(name, eager_mask)
+    try:
+        config._attn_implementation = name
+        handles.extend(_hook_blocks(loaded, recorder))
+        loaded.model.eval()
+        yield recorder
+    finally:
+        for handle in handles:
+            handle.remove()
+        config._attn_implementation = before
+        AttentionInterface._global_mapping.pop(name, None)
+        AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def _hook_blocks(loaded: LoadedModel, recorder: Recorder) -> Iterator[Any]:
+    """Hooks for the points asked for. A shared block is hooked once and reports at every call."""
+    if not recorder.needs & BLOCK_TENSORS:
+        return
+    family, blocks = loaded.family, loaded.family.blocks(loaded.model)
+    points = {
+        family.attention_output: (None, "attention_projection"),
+        family.first_norm: ("attention_sum", "attention_norm"),
+        family.mlp_output: (None, "mlp_output"),
+        family.second_norm: ("mlp_sum", "layer_outputs"),
+    }
+    for block in {id(block): block for block in blocks}.values():
+        for path, (entering, leaving) in points.items():
+            yield block.get_submodule(path).register_forward_hook(_keeper(recorder, entering, leaving))
+    if "hidden_states" in recorder.needs:
+        yield blocks[0].register_forward_pre_hook(_depth_zero(recorder), with_kwargs=True)
+
+
+def _keeper(recorder: Recorder, entering: str | None, leaving: str) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        if entering:
+            recorder.keep(entering, arguments[0])
+        recorder.keep(leaving, output)
+        if leaving == "layer_outputs":
+            recorder.keep("hidden_states", output)
+
+    return hook
+
+
+def _depth_zero(recorder: Recorder) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not recorder.layers["hidden_states"]:
+            recorder.keep("hidden_states", arguments[0] if arguments else keywords["hidden_states"])
+
+    return hook
+
+
+def run_pass(
+    loaded: LoadedModel,
+    ids: Tensor,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    needs: frozenset[str],
+    backend: str = "eager",
+) -> dict[str, list[Tensor]]:
+    """One recorded pass over token ids (batch, token); a mask is for proofs only, analyses never pad.
+
+    Raises: RecordingError when a layer did not report exactly once.
+    """
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if loaded.segments:
+        inputs["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
+    with torch.inference_mode(), recording(loaded, needs, backend) as recorder:
+        loaded.model(**inputs)
+    _check_complete(recorder, loaded.shape.layers)
+    return recorder.layers
+
+
+def _check_complete(recorder: Recorder, layers: int) -> None:
+    reports = {"attention": recorder.attention_calls}
+    expected = {"attention": layers}
+    for name, tensors in recorder.layers.items():
+        reports[name], expected[name] = len(tensors), layers + (name == "hidden_states")
+    wrong = [f"{name}: {reports[name]} of {expected[name]}" for name in reports if reports[name] != expected[name]]
+    if wrong:
+        raise RecordingError(
+            f"the model's layers did not each report once ({'; '.join(wrong)})",
+            "Its attention does not go through transformers' AttentionInterface; use an unmodified supported encoder.",
+        )
+
+
+def record(
+    loaded: LoadedModel, texts: Sequence[TokenizedText], *, needs: frozenset[str], backend: str = "eager"
+) -> ForwardRecord:
+    """The recorded pass over texts of one token count. Raises ValueError when their lengths differ."""
+    lengths = {len(text) for text in texts}
+    if len(lengths) != 1:
+        raise ValueError(f"a batch holds texts of one token count, not {sorted(lengths)}: there is no padding")
+    ids = torch.tensor([text.ids for text in texts], device=loaded.device)
+    segments = torch.tensor([text.segment for text in texts], device=loaded.device)
+    return ForwardRecord(loaded.shape, texts, run_pass(loaded, ids, segments, needs=needs, backend=backend))

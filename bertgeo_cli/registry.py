@@ -1,0 +1,61 @@
+"""Which analyses there are: the files of the folder and entry points, listed without importing any."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+GROUP = "bertgeo.analyses"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An analysis by its command's name and the module that holds it."""
+
+    name: str
+    module: str
+
+    @cached_property
+    def help(self) -> str:
+        """The docstring of the analysis class, read from the source."""
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
+            return ""
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        documented = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_analysis(node)]
+        return ast.get_docstring(documented[0]) or "" if documented else ""
+
+    def load(self) -> type:
+        """Import the module and return its analysis class."""
+        from analyses.kit.analysis import Analysis
+
+        module = import_module(self.module)
+        found = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Analysis) and value.__module__ == self.module
+        ]
+        if len(found) != 1:
+            raise TypeError(f"{self.module} must define one Analysis, it defines {len(found)}")
+        return found[0]
+
+
+def _is_analysis(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).split("[")[0].rpartition(".")[2] == "Analysis" for base in node.bases)
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """Every analysis by name: the files of `analyses`, then installed entry points, which may not take a taken name."""
+    spec = find_spec("analyses")
+    folders = spec.submodule_search_locations or [] if spec else []
+    files = sorted(path for folder in folders for path in Path(folder).glob("[!_]*.py"))
+    found = {name: Entry(name, f"analyses.{path.stem}") for path in files for name in [path.stem.replace("_", "-")]}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        found.setdefault(point.name, Entry(point.name, point.value.partition(":")[0]))
+    return found

@@ -1,0 +1,181 @@
+"""What a run leaves on disk: run.json, tables and figures, written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from analyses.kit.result import Result, Table
+
+from .corpus import Line
+from .errors import BertgeoError, UsageError
+
+TableFormat = Literal["csv", "parquet", "jsonl"]
+FigureFormat = Literal["png", "svg", "pdf", "none"]
+MARKER = "run.json"
+
+
+@contextmanager
+def draft(folder: Path, *, force: bool) -> Iterator[Path]:
+    """A hidden neighbour of `folder` to write into; it takes the folder's place when the block ends well.
+
+    A folder that a former run wrote (it holds run.json) is replaced, any other that is not empty only with `force`.
+    Raises UsageError before any work when the folder may not be replaced or its parent not written.
+    """
+    check_replaceable(folder, force=force)
+    target = folder.absolute()
+    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        temporary.mkdir()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", "Choose another --output folder.") from None
+    try:
+        yield temporary
+        _flush(temporary)
+        _replace(target, temporary)
+    except OSError as error:
+        raise BertgeoError(f"cannot write {folder}: {error.strerror}", "Nothing was replaced.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(folder: Path, *, force: bool) -> None:
+    """Raise UsageError when `folder` holds something that no run of ours wrote."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output {folder} is a file", "Choose a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file() and not force:
+        raise UsageError(
+            f"--output {folder} holds files that bertgeo did not write",
+            "Choose another folder, or replace it by --force.",
+        )
+
+
+def _remove_leftovers(target: Path) -> None:
+    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+        if not _alive(leftover.name.rpartition("-")[2]):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return int(process) != os.getpid()
+
+
+def _flush(folder: Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _replace(target: Path, temporary: Path) -> None:
+    # Two renames: at every moment either the old or the new report is whole on disk.
+    if not target.exists():
+        temporary.rename(target)
+        return
+    old = target.with_name(f".{target.name}.partial-old-{os.getpid()}")
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_table(table: Table, folder: Path, form: TableFormat) -> str:
+    """Write a table and return the file's name. Floats keep every digit; an undefined value is an empty cell."""
+    path = folder / f"{table.name}.{form}"
+    if form == "csv":
+        table.frame.to_csv(path, index=False, lineterminator="\n")
+    elif form == "jsonl":
+        table.frame.to_json(path, orient="records", lines=True, double_precision=15, force_ascii=False)
+    else:
+        _write_parquet(table.frame, path)
+    return path.name
+
+
+def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    try:
+        frame.to_parquet(path, index=False, engine="pyarrow")
+    except ImportError:
+        raise UsageError("--format parquet needs pyarrow", "Install it: pip install 'bertgeo[parquet]'.") from None
+
+
+def write_result(
+    result: Result, folder: Path, table_format: TableFormat, figure_format: FigureFormat
+) -> tuple[list[str], list[str]]:
+    """Write all tables and figures; returns the file names and notes about the figures."""
+    files = [write_table(table, folder, table_format) for table in result.tables]
+    if figure_format == "none":
+        return files, []
+    from . import figures  # matplotlib costs a second, and only figures need it
+
+    notes: list[str] = []
+    for figure in result.figures:
+        path = folder / f"{figure.name}.{figure_format}"
+        notes.extend(figures.save(figure, path, figure_format))
+        files.append(path.name)
+    return files, list(dict.fromkeys(notes))
+
+
+def write_run(content: Mapping[str, Any], folder: Path) -> None:
+    """Write run.json, which also marks the folder as ours."""
+    text = json.dumps(json_ready(content), indent=2, ensure_ascii=False, allow_nan=False)
+    (folder / MARKER).write_text(text + "\n", encoding="utf-8")
+
+
+def json_ready(value: Any) -> Any:
+    """The value with everything that JSON lacks made into what it has: NaN and NA become null."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(item) for item in value]
+    if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+class LinesLog:
+    """lines.csv: every line of the corpus with its status, written as it passes."""
+
+    COLUMNS = ("line", "part", "status", "tokens", "used", "unknown", "note")
+
+    def __init__(self, folder: Path):
+        self.counts: Counter[str] = Counter()
+        self.lines = 0
+        self.tokens = 0
+        self.unknown = 0
+        self.incomplete = 0
+        self._stream = (folder / "lines.csv").open("w", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._stream, lineterminator="\n")
+        self._writer.writerow(self.COLUMNS)
+
+    def add(self, line: Line) -> None:
+        """Write one line (or one part of a split line) and count it."""
+        self._writer.writerow((line.number, line.part, line.status, line.tokens, line.used, line.unknown, line.note))
+        self.lines += line.part == 0
+        self.counts[line.status] += line.part == 0
+        self.tokens += line.used
+        self.unknown += line.unknown
+        self.incomplete += line.incomplete
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._stream.close()

@@ -1,0 +1,160 @@
+"""What a person sees in the terminal: results and paths on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from analyses.kit.result import Result, Table
+
+from .models import LoadedModel
+from .options import OutputOptions
+from .report import json_ready
+
+if TYPE_CHECKING:
+    from .check import Proof
+
+PLAIN_PROGRESS_SECONDS = 30
+FILE_WIDTH = 160
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_model(loaded: LoadedModel) -> None:
+    """Which model answers, and how to choose another."""
+    shape = loaded.shape
+    other = "; for BERT-base: --model bert-base-uncased" if loaded.identity["kind"] == "embedded" else ""
+    say(
+        f"Model: {loaded.name} ({shape.layers} layers, {shape.heads} heads, width {shape.width}, {loaded.dtype}){other}"
+    )
+
+
+def console() -> Console:
+    """A console on stdout that takes users' text literally; wide where no terminal sets the width."""
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    return Console(width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def print_table(table: Table) -> None:
+    """A short table."""
+    print_rows(table.title, list(table.frame.columns), table.frame.itertuples(index=False))
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Any) -> None:
+    """A titled table of cells; numbers stand right with four digits."""
+    drawn = RichTable(title=Text(title), title_justify="left")
+    rows = [list(row) for row in rows]
+    for at, column in enumerate(columns):
+        numeric = all(isinstance(row[at], (int, float)) and not isinstance(row[at], bool) for row in rows)
+        drawn.add_column(Text(column.replace("_", " ")), justify="right" if numeric else "left")
+    for row in rows:
+        drawn.add_row(*(Text(cell(value)) for value in row))
+    console().print(drawn)
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it; undefined values are empty."""
+    if value is None or value is pd.NA or value != value:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show(
+    result: Result, notes: Sequence[str], paths: Sequence[Path], content: Mapping[str, Any], output: OutputOptions
+) -> None:
+    """The headline, notes and the files written."""
+    if output.json:
+        headline = json.loads(result.headline.frame.to_json(orient="records", double_precision=15))
+        document = {
+            "run": content,
+            "headline": headline,
+            "remarks": list(notes),
+            "files": [str(path) for path in paths],
+        }
+        print(json.dumps(json_ready(document), indent=2, ensure_ascii=False))
+        return
+    print_table(result.headline)
+    for note in notes:
+        say(note)
+    for path in paths:
+        print(path)
+
+
+def show_plan(counts: Mapping[str, int], *, as_json: bool) -> None:
+    """What a dry run found."""
+    show_mapping("Dry run: nothing was computed", dict(counts), as_json=as_json)
+
+
+def show_mapping(title: str, content: Mapping[str, Any], *, as_json: bool) -> None:
+    """Names and values."""
+    if as_json:
+        print(json.dumps(json_ready(content), indent=2, ensure_ascii=False))
+        return
+    print_rows(title, ["what", "value"], content.items())
+
+
+def show_proofs(proofs: Sequence[Proof], *, as_json: bool) -> None:
+    """Each proof with what was measured, the bound, and whether it holds."""
+    if as_json:
+        print(json.dumps([json_ready(vars(proof)) for proof in proofs], indent=2, ensure_ascii=False))
+        return
+    rows = [
+        ("pass" if proof.holds else "FAIL", proof.name, proof.measured, proof.bound, proof.what) for proof in proofs
+    ]
+    print_rows("What was loaded, proved", ["", "proof", "measured", "bound", "what"], rows)
+
+
+def summary(source: Mapping[str, Any]) -> str:
+    """One line on the corpus that was read."""
+    name = "the sample corpus (no text or --corpus was given)" if source["kind"] == "sample" else source["name"]
+    status = ", ".join(f"{count} {status}" for status, count in source["status"].items())
+    return f"Read {name}: {source['lines']} lines ({status}), {source['tokens']} tokens."
+
+
+@contextmanager
+def progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Lines done: a bar where stderr is a terminal, else a line every 30 s."""
+    if not sys.stderr.isatty():
+        yield _plain_progress(total)
+        return
+    columns = (
+        TextColumn("{task.completed:.0f} lines"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.speed:.0f} lines/s", style="dim"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, speed=0)
+        yield lambda line: bar.update(task, completed=line)
+
+
+def _plain_progress(total: int | None) -> Callable[[int], None]:
+    began = last = time.monotonic()
+
+    def advance(line: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PLAIN_PROGRESS_SECONDS:
+            last = now
+            of = f" of {total}" if total else ""
+            say(f"{line}{of} lines, {line / (now - began):.0f} lines/s")
+
+    return advance
