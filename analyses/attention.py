@@ -101,7 +101,18 @@ METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
 }
 """Every metric: a value for each query row (layer, head, query), whose mean is the head's, and what it is."""
 
-PANELS = ("entropy_share", "confidence", "distance", "mass_self", "mass_previous", "mass_next", "mass_cls", "mass_sep")
+PANELS = {
+    "entropy_share": "share of ln(keys)",
+    "confidence": "weight",
+    "distance": "tokens",
+    "k90": "keys",
+    "mass_self": "weight",
+    "mass_previous": "weight",
+    "mass_next": "weight",
+    "mass_cls": "weight",
+    "mass_sep": "weight",
+}
+"""The metrics that the overview draws, and their units."""
 
 
 def chosen_metrics(names: str) -> tuple[str, ...]:
@@ -294,7 +305,7 @@ def _weights_table(state: AttentionState, seen: View) -> Table:
 
 def _overview(state: AttentionState, names: tuple[str, ...]) -> Figure:
     mean = state.moments.mean
-    shown = [name for name in PANELS if name in names] or [name for name in names if name != "n"][:8] or ["n"]
+    shown = [name for name in PANELS if name in names] or [name for name in names if name != "n"] or ["n"]
     panels = tuple(
         Heatmap(
             mean[..., names.index(name)],
@@ -303,19 +314,18 @@ def _overview(state: AttentionState, names: tuple[str, ...]) -> Figure:
             tuple(map(str, state.heads)),
             "layer",
             "head",
-            METRICS[name][1].split(",")[0].split(";")[0],
-            *((0.0, 1.0) if name != "distance" and "entropy" not in name[:8] else (0.0, None)),
+            PANELS.get(name, name.replace("_", " ")),
+            high=1.0 if PANELS.get(name) == "weight" else None,
         )
         for name in shown
     )
     note = f"Mean over the rows of {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
-    return Figure("attention-heads", "Attention by layer and head", panels, columns=min(4, len(panels)), note=note)
+    return Figure("attention-heads", "Attention by layer and head", panels, columns=min(3, len(panels)), note=note)
 
 
 def _headline(heads: Table, names: tuple[str, ...]) -> Table:
-    shown = [
-        name for name in ("entropy", "entropy_share", "confidence", "distance", *PANELS[-2:], "k90") if name in names
-    ]
-    frame = heads.frame.groupby("layer", as_index=False)[shown or list(names[:6])].mean()
+    usual = ("n", "entropy", "entropy_share", "confidence", "distance", "mass_cls", "mass_sep", "k90")
+    shown = list(usual if len(names) == len(METRICS) else names)
+    frame = heads.frame.groupby("layer", as_index=False)[shown].mean()
     columns = {name: text for name, text in heads.columns.items() if name in frame}
     return Table("attention-layers", "Attention by layer (mean over heads)", frame, columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -26,6 +25,7 @@ VALUES = {
     "cone_per_token": "I / n, 0 to 1",
     "mean_cosine": "mean cosine of different tokens of a text, (I^2 - n) / (n (n - 1)); empty below two tokens",
     "isotropic": "sqrt(n): what I is about for isotropic directions",
+    "isotropic_per_token": "1 / sqrt(n): the same for I / n",
 }
 
 
@@ -33,7 +33,7 @@ VALUES = {
 class Place:
     """Where vectors are measured: a depth of the hidden states, or a point inside a block (of one head of it)."""
 
-    point: Literal["hidden_state", "head_output", "concatenated_heads", "attention_norm"]
+    point: str  # hidden_state, head_output, concatenated_heads or attention_norm
     index: int  # depth of a hidden state, else layer
     head: int | None = None
 
@@ -53,13 +53,14 @@ def measure(directions: Floats) -> Floats:
     """The values of VALUES, on a last axis, for the unit vectors (..., token, width) of one text.
 
     >>> measure(np.array([[1.0, 0.0], [0.0, 1.0]])).round(3).tolist()
-    [2.0, 1.414, 0.707, 0.0, 1.414]
+    [2.0, 1.414, 0.707, 0.0, 1.414, 0.707]
     """
     n = np.any(directions != 0, axis=-1).sum(axis=-1).astype(float)
     # Rounding may carry n equal directions a last bit above n.
     cone = np.minimum(np.linalg.norm(directions.sum(axis=-2), axis=-1), n)
     share = np.where(n > 0, cone / np.maximum(n, 1.0), np.nan)
-    return np.stack([n, np.where(n > 0, cone, np.nan), share, mean_cosine(cone, n), np.sqrt(n)], axis=-1)
+    inverse = np.where(n > 0, 1 / np.sqrt(np.maximum(n, 1.0)), np.nan)
+    return np.stack([n, np.where(n > 0, cone, np.nan), share, mean_cosine(cone, n), np.sqrt(n), inverse], axis=-1)
 
 
 @dataclass
@@ -230,7 +231,7 @@ def _notes(state: ConeIndexState) -> tuple[str, ...]:
 def _depth_figure(state: ConeIndexState) -> Figure:
     panels = tuple(
         Lines(
-            _curves(state, SPECIAL.index(special), value),
+            (*_curves(state, SPECIAL.index(special), value), *_baselines(state, SPECIAL.index(special), value)),
             "depth",
             label,
             f"{'With' if special else 'Without'} special tokens",
@@ -242,6 +243,7 @@ def _depth_figure(state: ConeIndexState) -> Figure:
     )
     texts = state.counts.texts
     note = "Depth 0 is the first layer's input; points inside block l stand at their place between depths l and l + 1."
+    note += " Dashed: what isotropic directions would give, and tokens of different texts (hidden states)."
     if texts > 1:
         note += f" Lines: mean over {texts} texts; bands: one standard deviation either side. Heads: mean over heads."
     return Figure("cone-index", "How narrow a cone the token vectors fill", panels, columns=2, note=note)
@@ -251,7 +253,7 @@ CURVES = {
     "hidden_state": ("hidden states", 0.0),
     "head_output": ("head outputs", 0.25),
     "concatenated_heads": ("concatenated heads", 0.35),
-    "attention_norm": ("after attention LayerNorm", 0.6),
+    "attention_norm": ("attention LayerNorm", 0.6),
 }
 """What each point's curve is called, and where within its block it is drawn."""
 
@@ -267,3 +269,15 @@ def _curves(state: ConeIndexState, special: int, value: str) -> tuple[Series, ..
         band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
         curves.append(Series(label, x, y, *band))
     return tuple(curves)
+
+
+def _baselines(state: ConeIndexState, special: int, value: str) -> tuple[Series, ...]:
+    """Isotropic directions, and in a corpus the hidden states of different texts."""
+    hidden = [at for at, place in enumerate(state.places) if place.point == "hidden_state"]
+    depths = np.array([float(state.places[at].index) for at in hidden])
+    if value == "cone_per_token":
+        isotropic = state.moments.mean[hidden, special, list(VALUES).index("isotropic_per_token")]
+        return (Series("isotropic", depths, isotropic, dashed=True),)
+    flat = Series("isotropic", depths, np.zeros_like(depths), dashed=True)
+    between = between_texts(state)[0][hidden, special]
+    return (flat, Series("different texts", depths, between, dashed=True)) if np.isfinite(between).any() else (flat,)

@@ -76,18 +76,20 @@ def _errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"Error: {type(error).__name__}: {error}\nThis is a fault of bertgeo: run again with --debug.", err=True)
+        typer.echo(
+            f"Error: {type(error).__name__}: {error}\nThis is a fault of bertgeo: run again with --debug.", err=True
+        )
         raise typer.Exit(1) from None
 
 
 def _command(name: str, entry: registry.Entry | None) -> Any:
     if entry:
         analysis = entry.load()
-        act, groups, text = partial(_analyse, name), [options.InputOptions, options.ModelOptions, analysis], entry.help
-        groups = [*groups, options.OutputOptions, options.RunOptions]
-    else:
-        act, groups, text = _built_in(name)
-    return _typer_command(name, options.command_function(groups, act, name), text)
+        groups = [options.InputOptions, options.ModelOptions, analysis, options.OutputOptions, options.RunOptions]
+        return _typer_command(name, options.command_function(groups, partial(_analyse, name), name), entry.help)
+    return _typer_command(
+        name, options.command_function(BUILT_IN_GROUPS[name], partial(_built_in, name), name), BUILT_IN[name]
+    )
 
 
 def _typer_command(name: str, function: Callable[..., None], text: str) -> Any:
@@ -103,20 +105,18 @@ def _analyse(name: str, texts: Any, model: Any, analysis: Any, output: Any, run:
         commands.analyse(name, analysis, texts, model, output, run)
 
 
-def _built_in(name: str) -> tuple[Callable[..., None], list[type], str]:
-    groups: dict[str, list[type]] = {
-        "check": [options.ModelOptions, options.PlainOptions],
-        "info": [options.ModelOptions, options.PlainOptions],
-        "record": [options.RecordOptions, options.ModelOptions, options.PlainOptions],
-    }
+BUILT_IN_GROUPS: dict[str, list[type]] = {
+    "check": [options.ModelOptions, options.PlainOptions],
+    "info": [options.ModelOptions, options.PlainOptions],
+    "record": [options.RecordOptions, options.ModelOptions, options.PlainOptions],
+}
 
-    def act(*chosen: Any) -> None:
-        with _errors(chosen[-1].debug):
-            from . import commands
 
-            getattr(commands, name)(*chosen)
+def _built_in(name: str, *chosen: Any) -> None:
+    with _errors(chosen[-1].debug):
+        from . import commands
 
-    return act, groups[name], BUILT_IN[name]
+        getattr(commands, name)(*chosen)
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}

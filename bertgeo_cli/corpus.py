@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 import unicodedata
@@ -157,22 +158,18 @@ def is_empty(text: str) -> bool:
 @contextmanager
 def open_lines(source: Path | str, encoding: str) -> Iterator[IO[str]]:
     """A text stream whose undecodable bytes come through as lone surrogates, so that a line can be named."""
-    errors, newline = "surrogateescape", None
     try:
         "".encode(encoding)
     except LookupError:
         raise UsageError(f"unknown encoding {encoding!r}", "Try utf-8, latin-1, cp1252 or utf-16.") from None
-    encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-    if str(source) == "-":
-        with open(sys.stdin.fileno(), encoding=encoding, errors=errors, newline=newline, closefd=False) as stream:
-            yield stream
-        return
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"
+    file = sys.stdin.fileno() if source == "-" else source
     try:
-        stream = Path(source).open(encoding=encoding, errors=errors, newline=newline)
-    except OSError as error:
+        with open(file, encoding=encoding, errors="surrogateescape", closefd=source != "-") as stream:
+            yield stream
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise UsageError(f"cannot read the corpus {source}: {error.strerror}", "Check the path of --corpus.") from None
-    with stream:
-        yield stream
 
 
 def read_lines(stream: Iterable[str], reading: Reading, name: str) -> Iterator[Line]:

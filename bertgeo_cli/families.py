@@ -50,6 +50,7 @@ class Family:
     value: str = "attention.self.value"
     attention_output: str = "attention.output.dense"
     first_norm: str = "attention.output.LayerNorm"
+    mlp_input: str = "intermediate.dense"
     mlp_output: str = "output.dense"
     second_norm: str = "output.LayerNorm"
     pooler: bool = True
@@ -86,6 +87,7 @@ FAMILIES: Mapping[str, Family] = {
             value="attention.v_lin",
             attention_output="attention.out_lin",
             first_norm="sa_layer_norm",
+            mlp_input="ffn.lin1",
             mlp_output="ffn.lin2",
             second_norm="output_layer_norm",
             pooler=False,
@@ -100,6 +102,7 @@ FAMILIES: Mapping[str, Family] = {
             value="attention.value",
             attention_output="attention.dense",
             first_norm="attention.LayerNorm",
+            mlp_input="ffn",
             mlp_output="ffn_output",
             second_norm="full_layer_layer_norm",
         ),
@@ -115,7 +118,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises: UsageError, naming what was found, for any configuration without one bilinear form a head.
     """
     found = config.get("model_type")
-    if found not in FAMILIES:
+    if str(found) not in FAMILIES:
         named = f"model type {found!r}" if found else "a configuration without model_type"
         raise _unsupported(named)
     for decoder in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):

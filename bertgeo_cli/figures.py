@@ -48,6 +48,7 @@ T = TypeVar("T")
 # Inches, and the size of type, in scatters and coloured texts.
 DOT, POINT_LABEL, MOST_LABELS = 0.03, 6.0, 500
 LINE, PARAGRAPH = 0.2, 0.08
+KEY_LEAST = 1.0  # the shortest colour bar
 
 # Without these matplotlib writes its version and the time of day into the file.
 METADATA: dict[Format, dict[str, None]] = {
@@ -270,11 +271,11 @@ class _Page:
         if text not in self.notes:
             self.notes.append(text)
 
-    def axes(self, box: Box) -> Axes:
+    def axes(self, box: Box, label: str = "") -> Axes:
         """Empty axes at a place on the page."""
         width, height = self.canvas.get_size_inches()
         rect = (box.x / width, 1 - (box.y + box.height) / height, box.width / width, box.height / height)
-        return self.canvas.add_axes(rect)
+        return self.canvas.add_axes(rect, label=label)
 
     def write(self, x: float, y: float, text: str, size: float, colour: str = style.INK) -> None:
         """A line of type, its upper left corner at (x, y)."""
@@ -323,10 +324,11 @@ class _Page:
 
     def _room(self, place: int) -> Room:
         room = _plan(self.panels[place], self, self.seats[place])
-        keys = sum(_key_width(key, self.setter, room.height) for key in self.own[place])
+        height = max(room.height, KEY_LEAST)
+        keys = sum(_key_width(key, self.setter, height) + 0.1 for key in self.own[place])
+        bottom = max(room.bottom, height + 0.1 - room.height) if keys else room.bottom
         title = style.PANEL_TITLE / 72 * 1.5 if self._panel_title(place) else 0.0
-        gap = 0.1 if keys else 0.0
-        return replace(room, right=room.right + keys + gap, top=room.top + title)
+        return replace(room, right=room.right + keys, top=room.top + title, bottom=bottom)
 
     def _panel_title(self, place: int) -> str:
         title = self.panels[place].title.replace("\n", " ")
@@ -355,10 +357,11 @@ class _Page:
             box = self._box(place, y)
             self._write_panel_title(place, box)
             _paint(panel, self, box, self.seats[place], self.scales[place])
-            self._paint_keys(
-                self.own[place], box.x + box.width + self.rooms[place].right - 0.1, box.y, box.height, True
-            )
-        self._paint_keys(self.shared, style.MARGIN + self.grid_width, y + self.down[0][0], self._key_height(), False)
+            right, height = box.x + box.width + self.rooms[place].right - 0.1, max(box.height, KEY_LEAST)
+            self._paint_keys(self.own[place], right, box.y, height, before=True)
+        self._paint_keys(
+            self.shared, style.MARGIN + self.grid_width, y + self.down[0][0], self._key_height(), before=False
+        )
 
     def _box(self, place: int, y: float) -> Box:
         row, column = divmod(place, self.columns)
@@ -385,12 +388,11 @@ def _lines_height(lines: Sequence[str], size: float) -> float:
 
 
 def _shared(panels: Sequence[Panel], keys: Sequence[Sequence[Key]]) -> list[Key]:
-    """The keys that all panels of one kind agree on."""
-    kinds: dict[tuple[type, type], dict[Key, None]] = {}
-    for panel, mine in zip(panels, keys, strict=True):
-        for key in mine:
-            kinds.setdefault((type(panel), type(key)), {})[key] = None
-    return list(dict.fromkeys(key for different in kinds.values() for key in different if len(different) == 1))
+    """The keys that all panels agree on; panels of several kinds each keep their own beside them."""
+    if len({type(panel) for panel in panels}) > 1:
+        return []
+    different = list(dict.fromkeys(key for mine in keys for key in mine))
+    return [key for key in different if sum(type(other) is type(key) for other in different) == 1]
 
 
 def _sides(panel: Panel) -> tuple[object, ...]:
@@ -417,9 +419,13 @@ def _legend_rows(height: float) -> int:
 
 def _bar_ticks(key: ValueKey, height: float) -> tuple[list[float], list[str]]:
     locator = MaxNLocator(min(6, max(2, int(height * 3.5))), steps=[1, 2, 2.5, 5, 10])
-    slack = 1e-9 * (key.high - key.low)
-    ticks = [float(t) for t in locator.tick_values(key.low, key.high) if key.low - slack <= t <= key.high + slack]
+    ticks = _round_places(locator, key.low, key.high)
     return ticks, _numbers(ticks)
+
+
+def _round_places(locator: MaxNLocator, low: float, high: float) -> list[float]:
+    slack = 1e-9 * (high - low)
+    return [float(place) for place in locator.tick_values(low, high) if low - slack <= place <= high + slack]
 
 
 def _numbers(ticks: Sequence[float]) -> list[str]:
@@ -438,7 +444,7 @@ def _paint_key(key: Key, page: _Page, box: Box) -> None:
 
 @_paint_key.register
 def _(key: ValueKey, page: _Page, box: Box) -> None:
-    axes = page.axes(Box(box.x + 0.14, box.y, style.BAR, box.height))
+    axes = page.axes(Box(box.x + 0.14, box.y, style.BAR, box.height), "colour bar")
     colours = ScalarMappable(key.norm, style.value_map(key.colours))
     bar = page.canvas.colorbar(colours, cax=axes, extend=key.extend, extendfrac=0.04)
     ticks, texts = _bar_ticks(key, box.height)
@@ -450,7 +456,7 @@ def _(key: ValueKey, page: _Page, box: Box) -> None:
 @_paint_key.register
 def _(key: GroupKey, page: _Page, box: Box) -> None:
     count = len(key.groups)
-    axes = page.axes(Box(box.x + 0.14, box.y, style.BAR, box.height))
+    axes = page.axes(Box(box.x + 0.14, box.y, style.BAR, box.height), "colour bar")
     colours = ScalarMappable(BoundaryNorm(np.arange(count + 1) - 0.5, count), style.group_map(count))
     bar = page.canvas.colorbar(colours, cax=axes)
     shown = range(0, count, _step(count, box.height, style.TICK))
@@ -625,8 +631,9 @@ def _(panel: Heatmap, page: _Page, box: Box, seat: Seat, scale: ValueKey) -> Non
     _label_sides(axes, panel, page, box, seat)
     if panel.values.size == 0:
         return _nothing(axes)
-    _hatched(axes)
     values = np.ma.masked_invalid(panel.values)
+    if values.mask.any():
+        _hatched(axes)
     axes.imshow(values, norm=scale.norm, cmap=style.value_map(scale.colours), aspect="auto", interpolation="nearest")
     if panel.groups:
         _paint_strips(panel, page, box)
@@ -672,7 +679,8 @@ def _paint_tree(tree: Floats, page: _Page, box: Box) -> None:
     axes.set(
         ylim=(len(tree) + 0.5, -0.5), xlim=(0, 1.03 * float(tree[:, 2].max()) or 1.0), yticks=[], xlabel="distance"
     )
-    axes.xaxis.set_major_locator(MaxNLocator(2))
+    places = _round_places(MaxNLocator(2), *axes.get_xlim())
+    axes.set_xticks(places, labels=_numbers(places))
     axes.spines[["left", "top", "right"]].set_visible(False)
 
 
@@ -705,9 +713,17 @@ def _(panel: Lines, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     for series, colour in zip(panel.series, _line_colours([s.dashed for s in panel.series]), strict=True):
         _paint_series(axes, series, colour)
     _limit(axes, panel)
-    axes.xaxis.set_major_locator(MaxNLocator(max(3, int(box.width * 3)), integer=panel.whole, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(max(3, int(box.height * 2))))
+    _number(axes, box, whole=panel.whole)
     return None
+
+
+def _number(axes: Axes, box: Box, whole: bool) -> None:
+    """Ticks at round places inside the limits, whole ones across where `whole`."""
+    across = MaxNLocator(max(3, int(box.width * 3)), integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+    up = MaxNLocator(max(3, int(box.height * 2)), steps=[1, 2, 2.5, 5, 10])
+    for axis, locator in ((axes.xaxis, across), (axes.yaxis, up)):
+        places = _round_places(locator, *axis.get_view_interval())
+        axis.set_ticks(places, labels=_numbers(places))
 
 
 def _label_plane(axes: Axes, panel: Lines | Points, page: _Page, box: Box) -> None:
@@ -771,6 +787,7 @@ def _(panel: Points, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     x, y, colours = panel.x[plane.there], panel.y[plane.there], _point_colours(panel, plane.there)
     axes.scatter(x, y, s=14, c=colours, linewidths=0.3, edgecolors="white")
     axes.set(xlim=plane.x, ylim=plane.y, aspect="equal" if panel.equal else "auto")
+    _number(axes, box, whole=False)
     for place, (left, bottom) in plane.labels.items():
         at = left / box.width, bottom / box.height
         axes.text(*at, panel.labels[place], transform=axes.transAxes, size=POINT_LABEL, va="bottom")
@@ -914,11 +931,13 @@ def _paint_tokens(axes: Axes, laid: Laid, values: Floats, scale: ValueKey, top: 
     for token, (line, x, length), value in zip(laid.tokens, laid.places, values, strict=True):
         y = top + line * LINE
         known = bool(np.isfinite(value))
-        ground = colours(float(scale.norm(value))) if known else (0.88, 0.88, 0.88, 1.0)
-        look = {} if known else {"hatch": "/////", "edgecolor": style.HATCH}
-        axes.add_patch(Rectangle((x, y), length, LINE - 0.03, facecolor=ground, linewidth=0, **look))  # type: ignore[arg-type]
-        axes.text(x + length / 2, y + (LINE - 0.03) * 0.72, token, size=style.TOKEN, ha="center", va="baseline",
-                  color=style.ink_on(ground))  # type: ignore[arg-type]  # fmt: skip
+        ground = colours(float(scale.norm(value))) if known else style.BLANK
+        patch = Rectangle((x, y), length, LINE - 0.03, facecolor=ground, linewidth=0)
+        if not known:
+            patch.set(hatch="/////", edgecolor=style.HATCH)
+        axes.add_patch(patch)
+        at, ink = (x + length / 2, y + (LINE - 0.03) * 0.72), style.ink_on(ground)
+        axes.text(*at, token, size=style.TOKEN, ha="center", va="baseline", color=ink)
 
 
 # ------------------------------------------------------------------------------------------------------- layered graph
@@ -952,7 +971,8 @@ def _(panel: LayeredGraph, page: _Page, box: Box, seat: Seat, scale: ValueKey) -
     ticks = _ticks(panel.tokens, count, box.width)
     axes.set_xticks(ticks.places, labels=ticks.texts, size=ticks.size, rotation=90)
     axes.tick_params("x", labeltop=True, length=0)
-    axes.yaxis.set_major_locator(MaxNLocator(max(3, int(box.height * 3.5)), integer=True))
+    depths = range(0, top + 1, _step(top + 1, box.height, style.TICK))
+    axes.set_yticks(list(depths), labels=list(map(str, depths)))
     return None
 
 

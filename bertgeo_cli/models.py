@@ -29,6 +29,8 @@ import tokenizers
 import torch
 from huggingface_hub import constants as hub
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, validate_repo_id
+from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor, nn
 
 from analyses.kit.record import HeadWeights, ModelShape
@@ -84,7 +86,6 @@ SETTINGS_OF_OTHER_CODE = (
     "output_hidden_states",
     "attn_implementation",
     "_attn_implementation",
-    "_attn_implementation_internal",
     "return_dict",
     "use_return_dict",
     "torchscript",
@@ -236,7 +237,7 @@ def _load(source: _Source, dtype: torch.dtype, device: torch.device, builtin_cla
 
 def _max_tokens(family: Family, config: Any, tokenizer: Any) -> int:
     usable, stated = family.usable_positions(config), tokenizer.model_max_length
-    return min(usable, int(stated)) if stated and stated > 0 else usable
+    return min(usable, int(stated)) if isinstance(stated, int | float) and stated > 0 else usable
 
 
 # Options
@@ -321,7 +322,7 @@ def _find_folder(name: str) -> _Source:
 
 def _find_on_hub(name: str, revision: str | None, offline: bool) -> _Source:
     try:
-        huggingface_hub.utils.validate_repo_id(name)
+        validate_repo_id(name)
     except HFValidationError:
         hint = "use minilm, a folder, or a hub name such as bert-base-uncased"
         raise UsageError(f"{name!r} names no model", hint) from None
@@ -411,8 +412,8 @@ def _read_json(source: _Source, file: str) -> dict[str, Any]:
     refusal = source.misused if file == "config.json" else source.untrusted
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise refusal(f"{file} is not valid JSON ({_first_line(error)})", f"restore {file}") from None
+    except (ValueError, OSError) as error:
+        raise refusal(f"{file} cannot be read as JSON ({_first_line(error)})", f"restore {file}") from None
     if not isinstance(content, dict):
         raise refusal(f"{file} holds no JSON object", f"restore {file}")
     return content
@@ -548,7 +549,8 @@ def _weight_files(source: _Source) -> list[Path]:
         raise source.untrusted("the folder holds no weights", "add model.safetensors or pytorch_model.bin")
     if not found.endswith(".index.json"):
         return [source.folder / found]
-    shards = sorted(set(_read_json(source, found).get("weight_map", {}).values()))
+    where = _read_json(source, found).get("weight_map")
+    shards = sorted({str(shard) for shard in where.values()}) if isinstance(where, dict) else []
     absent = [shard for shard in shards if Path(shard).name != shard or not (source.folder / shard).is_file()]
     if absent or not shards:
         raise source.untrusted(f"{found} names shards that are not there: {_some(absent)}", "add the missing files")
@@ -709,10 +711,10 @@ def _quiet() -> Iterator[None]:
     """transformers and huggingface_hub without log lines and progress bars; their settings are restored."""
     from transformers.utils import logging
 
-    verbosity, hub_verbosity = logging.get_verbosity(), huggingface_hub.logging.get_verbosity()
-    bars, no_hub_bars = logging.is_progress_bar_enabled(), huggingface_hub.utils.are_progress_bars_disabled()
+    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
+    bars, no_hub_bars = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
     logging.set_verbosity_error()
-    huggingface_hub.logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     logging.disable_progress_bar()  # huggingface_hub's too
     try:
         with warnings.catch_warnings():
@@ -720,11 +722,11 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
-        huggingface_hub.logging.set_verbosity(hub_verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
         if bars:
             logging.enable_progress_bar()
         if no_hub_bars:
-            huggingface_hub.utils.disable_progress_bars()
+            disable_progress_bars()
 
 
 @contextmanager

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from analyses.kit.analysis import Analysis
 from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
-from .options import ModelOptions, OutputOptions, RunOptions
+from .models import LoadedModel
+from .options import InputOptions
 from .report import LinesLog
+from .run import Pass
 from .samples import SAMPLE_CORPUS
-
-if TYPE_CHECKING:
-    from .commands import Job
 
 PACKAGES = ("bertgeo", "torch", "transformers", "tokenizers", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib")
 
@@ -70,37 +71,43 @@ def count_lines(path: Path) -> int:
         return 1
 
 
-def arithmetic(job: Job, model: ModelOptions) -> dict[str, Any]:
+def arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
     """What the last bits of a float depend on."""
     return {
-        "dtype": job.loaded.dtype,
-        "device": job.loaded.device,
-        "attention_backend": model.attention_backend,
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+        "attention_backend": how.backend,
         "threads": torch.get_num_threads(),
-        "batch_tokens": job.how.batch_tokens,
+        "batch_tokens": how.batch_tokens,
         "mkl": torch.backends.mkl.is_available(),
         "mkl_cbwr": os.environ.get("MKL_CBWR"),
     }
 
 
 def describe(
-    job: Job, result: Result, notes: list[str], model: ModelOptions, output: OutputOptions, run: RunOptions
+    command: str,
+    analysis: Analysis[Any],
+    loaded: LoadedModel,
+    texts: InputOptions,
+    source: Mapping[str, Any],
+    how: Pass,
 ) -> dict[str, Any]:
-    """The whole of run.json."""
-    settings = {name: getattr(value, "text", value) for name, value in vars(job.analysis).items()}
-    texts = {
-        name: getattr(job.texts, name) for name in ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
-    }
+    """Where a result comes from: command, settings, input, model, arithmetic, versions."""
+    read = ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
     return {
-        "command": job.name,
-        "settings": settings,
-        "input": job.source,
-        "input_options": texts,
-        "model": dict(job.loaded.identity),
-        "arithmetic": arithmetic(job, model),
-        "formats": {"tables": output.format, "figures": output.figures},
+        "command": command,
+        "settings": {name: getattr(value, "text", value) for name, value in vars(analysis).items()},
+        "input": dict(source),
+        "input_options": {name: getattr(texts, name) for name in read},
+        "model": dict(loaded.identity),
+        "arithmetic": arithmetic(loaded, how),
         "versions": versions(),
-        "notes": notes,
+    }
+
+
+def describe_result(result: Result) -> dict[str, Any]:
+    """What each table's columns mean, and what each figure shows."""
+    return {
         "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
         "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
     }

@@ -63,7 +63,7 @@ class Recorder:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Tensor | None = None,
         scaling: float | None = None,
         dropout: float = 0.0,
         **kwargs: Any,
@@ -73,12 +73,13 @@ class Recorder:
         scaling = query.size(-1) ** -0.5 if scaling is None else scaling
         for name, tensor in (("q", query), ("k", key), ("v", value)):
             self.keep(name, tensor)
-        attention = None
-        if self.backend == "eager" or self.needs & {"scores", "attention"}:
-            attention = self._attention(query, key, attention_mask, scaling)
         if self.backend == "eager":
+            attention = self._attention(query, key, attention_mask, scaling)
             output = torch.matmul(attention, value)
         else:
+            if self.needs & {"scores", "attention"}:
+                self._attention(query, key, attention_mask, scaling)
+            attention = None
             output = nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=attention_mask, scale=scaling
             )
@@ -100,7 +101,7 @@ def recording(loaded: LoadedModel, needs: frozenset[str], backend: str = "eager"
     """Passes run inside are recorded. On leaving, hooks, registry and configuration are as they were before."""
     recorder = Recorder(needs, backend)
     name = f"bertgeo_{uuid.uuid4().hex}"
-    config = loaded.model.config
+    config: Any = loaded.model.config
     before = config._attn_implementation
     handles: list[Any] = []
     AttentionInterface.register(name, recorder.attend)

@@ -19,7 +19,6 @@ from rich.text import Text
 from analyses.kit.result import Result, Table
 
 from .models import LoadedModel
-from .options import OutputOptions
 from .report import json_ready
 
 if TYPE_CHECKING:
@@ -76,24 +75,23 @@ def cell(value: Any) -> str:
 
 
 def show(
-    result: Result, notes: Sequence[str], paths: Sequence[Path], content: Mapping[str, Any], output: OutputOptions
+    result: Result, remarks: Sequence[str], paths: Sequence[Path], content: Mapping[str, Any], *, as_json: bool
 ) -> None:
-    """The headline, notes and the files written."""
-    if output.json:
+    """The headline, remarks and the files written."""
+    files = [str(path) for path in paths]
+    if as_json:
         headline = json.loads(result.headline.frame.to_json(orient="records", double_precision=15))
-        document = {
-            "run": content,
-            "headline": headline,
-            "remarks": list(notes),
-            "files": [str(path) for path in paths],
-        }
-        print(json.dumps(json_ready(document), indent=2, ensure_ascii=False))
+        print_json({"run": content, "headline": headline, "files": files})
         return
     print_table(result.headline)
-    for note in notes:
-        say(note)
-    for path in paths:
-        print(path)
+    for remark in remarks:
+        say(remark)
+    print("\n".join(files))
+
+
+def print_json(content: Any) -> None:
+    """One valid JSON document on stdout."""
+    print(json.dumps(json_ready(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def show_plan(counts: Mapping[str, int], *, as_json: bool) -> None:
@@ -104,7 +102,7 @@ def show_plan(counts: Mapping[str, int], *, as_json: bool) -> None:
 def show_mapping(title: str, content: Mapping[str, Any], *, as_json: bool) -> None:
     """Names and values."""
     if as_json:
-        print(json.dumps(json_ready(content), indent=2, ensure_ascii=False))
+        print_json(content)
         return
     print_rows(title, ["what", "value"], content.items())
 
@@ -112,7 +110,7 @@ def show_mapping(title: str, content: Mapping[str, Any], *, as_json: bool) -> No
 def show_proofs(proofs: Sequence[Proof], *, as_json: bool) -> None:
     """Each proof with what was measured, the bound, and whether it holds."""
     if as_json:
-        print(json.dumps([json_ready(vars(proof)) for proof in proofs], indent=2, ensure_ascii=False))
+        print_json([vars(proof) | {"holds": proof.holds} for proof in proofs])
         return
     rows = [
         ("pass" if proof.holds else "FAIL", proof.name, proof.measured, proof.bound, proof.what) for proof in proofs

@@ -32,7 +32,8 @@ DPI = 200
 LARGEST = 20_000  # pixels along one side of a PNG
 
 LONGEST_LABEL = 24  # characters
-INK, QUIET, BLANK, HATCH = "0.1", "0.4", "0.88", "0.65"
+INK, QUIET, HATCH = "0.1", "0.4", "0.65"
+BLANK: Colour = (0.88, 0.88, 0.88, 1.0)
 SEQUENTIAL, DIVERGING, EDGES, GROUPS = "viridis", "RdBu_r", "magma_r", "plasma"
 FEW = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour blindness
 
@@ -41,7 +42,9 @@ BASE_FONT = "DejaVu Sans"  # ships with matplotlib
 FALLBACK_FONTS = (
     "Noto Sans",
     "Noto Sans CJK SC",
+    "Noto Sans CJK TC",
     "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
     "Source Han Sans",
     "WenQuanYi Micro Hei",
     "WenQuanYi Zen Hei",
@@ -72,6 +75,7 @@ def parameters(families: Sequence[str]) -> dict[str, object]:
         "font.size": TICK,
         "text.parse_math": False,
         "text.usetex": False,
+        "text.hinting": "none",  # so that widths grow with size, and a text fits at every resolution
         "text.color": INK,
         "axes.labelcolor": INK,
         "axes.edgecolor": QUIET,
@@ -154,7 +158,7 @@ class Typesetter:
     _drawn: dict[str, bool] = field(default_factory=dict)
     _widths: dict[tuple[str, float], float] = field(default_factory=dict)
     # At 72 dots per inch a pixel is a point.
-    _renderer: RendererAgg = field(default_factory=lambda: RendererAgg(1, 1, 72))  # type: ignore[no-untyped-call]
+    _renderer: RendererAgg = field(default_factory=lambda: RendererAgg(1, 1, 72))
 
     def text(self, text: str) -> str:
         """`text` with every character that no font draws written as its code point; line breaks stay."""
@@ -168,8 +172,8 @@ class Typesetter:
         """The width of a line of type."""
         if (text, size) not in self._widths:
             font = FontProperties(family=self.families, size=size)
-            extent = self._renderer.get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
-            self._widths[text, size] = float(extent[0]) / 72
+            extent = self._renderer.get_text_width_height_descent(text, font, False)
+            self._widths[text, size] = 1.01 * float(extent[0]) / 72
         return self._widths[text, size]
 
     def widest(self, texts: Iterable[str], size: float) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -26,9 +27,8 @@ from analyses.kit.result import ColouredText, Figure, Heatmap, LayeredGraph, Lin
 from bertgeo_cli import style
 from bertgeo_cli.figures import draw, save
 
-WORDS = (
-    "the quick brown fox jumps over the lazy dog and runs ##ning away from an in ##com ##pre ##hens ##ible bear".split()
-)
+TEXT = "the quick brown fox jumps over the lazy dog and runs ##ning away from an in ##com ##pre ##hens ##ible bear"
+WORDS = TEXT.split()
 ODD = (
     "$5", "and", "$6", "[sep]", "[/b]", "\\alpha_1^2", "%", "中文", "アリババ", "😀", "שלום", "شكرا", "नमस्ते",
     "e\u0301te\u0301", "the", "the", "incomprehensibilities-and-more-of-them", "line\nbreak", "<b>", "{x}",
@@ -42,8 +42,13 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
+@cache
+def drawing(name: str) -> matplotlib.figure.Figure:
+    return draw(GALLERY[name])
+
+
 def tokens(count: int) -> tuple[str, ...]:
-    return tuple((["[CLS]", *WORDS * (count // 10 + 1)])[: count - 1] + ["[SEP]"])
+    return ("[CLS]", *(WORDS * count)[: count - 2], "[SEP]")
 
 
 def attention(count: int, seed: int = 0) -> np.ndarray:
@@ -126,7 +131,8 @@ GALLERY = {
 
 def written(drawn: matplotlib.figure.Figure) -> list[tuple[str, Bbox]]:
     """Every text on the page and the box of its ink's line."""
-    drawn.canvas.draw()
+    with mpl.rc_context(style.parameters([style.BASE_FONT])):  # type: ignore[arg-type]
+        drawn.canvas.draw()
     texts = [text for text in drawn.findobj(Text) if text.get_text() and text.get_visible() and shown(text)]
     return [(text.get_text(), text.get_window_extent()) for text in texts]
 
@@ -156,12 +162,12 @@ def ticks(axes: Axes, side: str) -> list[str]:
 
 
 def bars(drawn: matplotlib.figure.Figure) -> list[Axes]:
-    return [axes for axes in drawn.axes if axes.get_label() == "<colorbar>"]
+    return [axes for axes in drawn.axes if axes.get_label() == "colour bar"]
 
 
-@pytest.mark.parametrize("figure", GALLERY.values(), ids=GALLERY.keys())
-def test_every_text_is_whole_and_apart_from_others(figure: Figure) -> None:
-    drawn = draw(figure)
+@pytest.mark.parametrize("name", GALLERY)
+def test_every_text_is_whole_and_apart_from_others(name: str) -> None:
+    drawn = drawing(name)
     texts, canvas = written(drawn), drawn.bbox
     for text, box in texts:
         assert canvas.x0 <= box.x0, text
@@ -174,14 +180,14 @@ def test_every_text_is_whole_and_apart_from_others(figure: Figure) -> None:
         assert overlap is None or min(overlap.width, overlap.height) < 1.6, (one, other)
 
 
-@pytest.mark.parametrize("figure", GALLERY.values(), ids=GALLERY.keys())
-def test_nothing_is_too_small_to_read(figure: Figure) -> None:
-    sizes = [text.get_fontsize() for text in draw(figure).findobj(Text) if text.get_text()]
+@pytest.mark.parametrize("name", GALLERY)
+def test_nothing_is_too_small_to_read(name: str) -> None:
+    sizes = [text.get_fontsize() for text in drawing(name).findobj(Text) if text.get_text()]
     assert min(sizes) >= style.SMALLEST
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])
-@pytest.mark.parametrize("name", ["odd texts", "144 points", "coloured text", "mixture", "144 heads clustered"])
+@pytest.mark.parametrize("name", ["odd texts", "mixture", "144 heads clustered"])
 def test_same_data_same_bytes(name: str, format: str, tmp_path: Path) -> None:  # noqa: A002
     save(GALLERY[name], tmp_path / "a", format)  # type: ignore[arg-type]
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": "other", "savefig.dpi": 30, "text.parse_math": True}):
@@ -271,16 +277,16 @@ def test_a_diverging_scale_is_centred_on_zero() -> None:
 
 
 def test_only_outer_panels_carry_labels() -> None:
-    axes = draw(GALLERY["12 x 12"]).axes[:144]
+    axes = drawing("12 x 12").axes[:144]
     assert [bool(one.get_ylabel()) for one in axes] == [place % 12 == 0 for place in range(144)]
     assert [bool(one.get_xlabel()) for one in axes] == [place >= 132 for place in range(144)]
 
 
-def test_small_panels_number_their_tokens_and_the_note_names_them(tmp_path: Path) -> None:
-    assert ticks(draw(GALLERY["12 x 12"]).axes[0], "y") == ["0", "10", "20"]
-    (note,) = save(GALLERY["12 x 12"], tmp_path / "f.png", "png")
+def test_small_panels_number_their_tokens_and_the_note_names_them() -> None:
+    assert ticks(drawing("12 x 12").axes[0], "y") == ["0", "10", "20"]
+    note = next(text.get_text() for text in drawing("12 x 12").texts if text.get_text().startswith("Numbers along"))
     assert "0 [CLS], 1 the, 2 quick" in note
-    assert "29 [SEP]" in note
+    assert any("29 [SEP]" in text.get_text() for text in drawing("12 x 12").texts)
 
 
 def test_panels_of_different_texts_are_each_labelled() -> None:
@@ -304,7 +310,7 @@ def test_missing_values_are_hatched_and_noted(tmp_path: Path) -> None:
 
 
 def test_groups_are_strips_with_a_bar_named_layer() -> None:
-    drawn = draw(GALLERY["144 heads clustered"])
+    drawn = drawing("144 heads clustered")
     assert [axes.get_ylabel() for axes in bars(drawn)] == ["distance", "layer"]
     assert ticks(bars(drawn)[1], "y") == [str(layer) for layer in range(12)]
     rows, columns = (axes.images[0].get_array() for axes in drawn.axes[1:3])
@@ -312,12 +318,12 @@ def test_groups_are_strips_with_a_bar_named_layer() -> None:
 
 
 def test_the_dendrogram_joins_the_rows_it_stands_beside() -> None:
-    values = np.array([[0.0, 1, 9], [1, 0, 9], [9, 9, 0]])
+    values = np.array([[0.0, 9, 9], [9, 0, 1], [9, 1, 0]])  # leaves in the order 2, 0, 1
     tree = np.array([[0.0, 1, 1, 2], [2, 3, 9, 3]])
     drawn = draw(page(Heatmap(values, low=None, high=None, tree=tree)))
     beside = next(axes for axes in drawn.axes if axes.get_xlabel() == "distance")
     ends = [{(float(x), float(y)) for x, y in branch if x == 0} for branch in beside.collections[0].get_segments()]
-    assert sorted(map(sorted, ends)) == [[(0.0, 0.0), (0.0, 1.0)], [(0.0, 2.0)]]
+    assert sorted(map(sorted, ends)) == [[(0.0, 0.0)], [(0.0, 1.0), (0.0, 2.0)]]
     assert beside.get_ylim() == drawn.axes[0].get_ylim()
 
 
@@ -380,7 +386,7 @@ def test_edges_run_upwards_and_the_heavy_ones_lie_on_top() -> None:
     edges = axes.collections[0]
     assert [segment.tolist() for segment in edges.get_segments()] == [[[0, 0], [2, 1]], [[1, 1], [0, 2]]]
     assert edges.get_linewidths()[0] < edges.get_linewidths()[1]
-    assert ticks(axes, "x") == ["a", "b", "c"]
+    assert ticks(axes, "x") == ["a", "b", "c"] * 2  # below and above
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("token", "depth")
     assert [bar.get_ylabel() for bar in bars(drawn)] == ["weight"]
 

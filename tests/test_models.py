@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from bertgeo_cli.errors import BertgeoError, UntrustedModelError, UsageError
 from bertgeo_cli.families import FAMILIES, head_weights, shape_of
 from bertgeo_cli.models import LoadedModel, load_model, vocabulary_report
 
+ROOT = Path(__file__).parents[1]
 WEIGHTS = "model.safetensors"
 QUERY = "encoder.layer.1.attention.self.query.weight"
 TEXT = "The cats sat on the river bank."
@@ -297,9 +299,10 @@ def test_r10_albert_groups_run_in_the_order_of_a_pass(
 # R2, R3, R9: configurations
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "flash_attention_2"])
 @pytest.mark.parametrize("setting", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-def test_r2_settings_of_a_run_have_no_effect(setting: str, folder: Path, tiny_model: LoadedModel) -> None:
-    change_config(folder, output_attentions=True, output_hidden_states=True, return_dict=False, **{setting: "sdpa"})
+def test_r2_settings_of_a_run_have_no_effect(setting: str, backend: str, folder: Path, tiny_model: LoadedModel) -> None:
+    change_config(folder, output_attentions=True, output_hidden_states=True, return_dict=False, **{setting: backend})
     model = load_model(str(folder))
     given = model.model(ids(model))
     assert model.model.config._attn_implementation == "eager"
@@ -337,6 +340,7 @@ def test_r3_other_families_are_refused_by_name(model_type: str, tmp_path: Path) 
         ({"position_embedding_type": "relative_key_query"}, "relative_key_query"),
         ({"position_embedding_type": "alibi"}, "alibi"),
         ({"model_type": None}, "without model_type"),
+        ({"model_type": ["bert"]}, "bert"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
         ({"num_attention_heads": 5}, "config.json"),
         ({"num_attention_heads": "four"}, "config.json"),
@@ -441,6 +445,11 @@ def test_m2_each_missing_tensor_is_named(name: str, folder: Path) -> None:
     assert name in refusal(UntrustedModelError, folder)
 
 
+def test_m2_names_with_and_without_prefix_do_not_mix(folder: Path) -> None:
+    change_weights(folder, lambda held: {name if name == QUERY else f"bert.{name}": held[name] for name in held})
+    assert QUERY in refusal(UntrustedModelError, folder)
+
+
 def test_m2_another_shape_is_refused_with_both(folder: Path) -> None:
     change_weights(folder, lambda held: {**held, QUERY: torch.zeros(48, 24)})
     message = refusal(UntrustedModelError, folder)
@@ -466,7 +475,7 @@ def test_m2_whole_numbers_are_no_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", [QUERY, "embeddings.word_embeddings.weight"])
+@pytest.mark.parametrize("name", [QUERY, "embeddings.word_embeddings.weight", "pooler.dense.weight"])
 def test_m7_nan_and_infinity_are_refused_by_name(name: str, value: float, folder: Path) -> None:
     def spoil(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         held[name][3, 5] = value
@@ -545,6 +554,13 @@ def test_m4_shards(folder: Path, tiny_model: LoadedModel) -> None:
     assert model.identity["weights_sha256"] == models._sha256(folder / file for file in files)
 
 
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": "../b"}}'])
+def test_m4_damaged_index_is_refused(index: str, folder: Path) -> None:
+    shard(folder)
+    (folder / f"{WEIGHTS}.index.json").write_text(index)
+    assert f"{WEIGHTS}.index.json" in refusal(UntrustedModelError, folder)
+
+
 def test_m4_missing_shard_is_named(folder: Path) -> None:
     second = shard(folder)[1]
     (folder / second).unlink()
@@ -602,6 +618,16 @@ def test_m4_template_of_the_class_when_tokenizer_json_has_none(folder: Path, tin
     assert_same_encoder(load_model(str(folder)), tiny_model)
 
 
+def test_m4_vocabulary_and_merges(tmp_path: Path) -> None:
+    folder = tiny.tiny_family("roberta", tmp_path / "roberta")
+    whole, content = load_model(str(folder)), json.loads((folder / "tokenizer.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, content["model"]["merges"])]))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert_same_encoder(load_model(str(folder)), whole)
+
+
 @pytest.mark.parametrize("stored", ["float16", "bfloat16"])
 def test_m6_half_precision_is_computed_in_float32(stored: str, folder: Path) -> None:
     change_weights(folder, lambda held: {name: tensor.to(models.DTYPES[stored]) for name, tensor in held.items()})
@@ -616,18 +642,32 @@ def test_m6_half_precision_is_computed_in_float32(stored: str, folder: Path) -> 
 
 # M5: code in checkpoints
 
-REMOTE = 'from pathlib import Path\nPath(__file__).with_name("ran").touch()\nclass Remote: ...\n'
+AUTO_MAP = {"AutoConfig": "remote.Remote", "AutoModel": "remote.Remote", "AutoTokenizer": ["remote.Remote", None]}
+
+
+def ask_for_remote_code(folder: Path, file: str) -> Path:
+    """Let a configuration name code that leaves a mark when it runs; gives the mark's place back."""
+    path, mark = folder / file, folder / "ran"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**settings, "auto_map": AUTO_MAP}))
+    (folder / "remote.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Remote: ...\n")
+    return mark
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_m5_remote_code_is_refused_and_never_run(file: str, folder: Path, tiny_model: LoadedModel) -> None:
-    path = folder / file
-    auto_map = {"AutoConfig": "remote.Remote", "AutoModel": "remote.Remote", "AutoTokenizer": ["remote.Remote", None]}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": auto_map}))
-    (folder / "remote.py").write_text(REMOTE)
+    mark = ask_for_remote_code(folder, file)
     assert "auto_map" in refusal(UsageError, folder)
     assert_same_encoder(load_model(str(folder), builtin_class=True), tiny_model)
-    assert not list(folder.rglob("ran"))
+    assert not mark.exists()
+
+
+def test_m5_remote_tokenizer_of_a_bare_vocabulary_is_never_run(folder: Path, tiny_model: LoadedModel) -> None:
+    write_vocab_txt(folder)
+    mark = ask_for_remote_code(folder, "tokenizer_config.json")
+    assert "auto_map" in refusal(UsageError, folder)
+    assert_same_encoder(load_model(str(folder), builtin_class=True), tiny_model)
+    assert not mark.exists()
 
 
 # Names and folders
@@ -734,6 +774,25 @@ def test_m9_silent_network_is_given_up_in_time(cache: Path, monkeypatch: pytest.
     start = time.monotonic()
     assert "cannot be reached" in refusal(BertgeoError, "bert-base-uncased")
     assert time.monotonic() - start < models.HUB_DEADLINE + 0.5
+
+
+def test_m9_fresh_interpreter_gives_the_same_answer(tmp_path: Path) -> None:
+    """Nothing on this way may lean on what an earlier import left behind, least of all transformers (seconds)."""
+    code = """
+import sys
+from bertgeo_cli.errors import BertgeoError
+from bertgeo_cli.models import load_model
+try:
+    load_model("bert-base-uncased")
+except BertgeoError as error:
+    print(error.message)
+print("transformers" in sys.modules)
+"""
+    here = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, cwd=ROOT, check=True)
+    assert "cannot be reached" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "constant"])
