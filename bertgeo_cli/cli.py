@@ -7,13 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from . import options, registry
+from . import registry
 from .errors import BertgeoError
 
 BUILT_IN = {
@@ -83,13 +82,13 @@ def _errors(debug: bool) -> Iterator[None]:
 
 
 def _command(name: str, entry: registry.Entry | None) -> Any:
-    if entry:
-        analysis = entry.load()
-        groups = [options.InputOptions, options.ModelOptions, analysis, options.OutputOptions, options.RunOptions]
-        return _typer_command(name, options.command_function(groups, partial(_analyse, name), name), entry.help)
-    return _typer_command(
-        name, options.command_function(BUILT_IN_GROUPS[name], partial(_built_in, name), name), BUILT_IN[name]
-    )
+    """The whole command, with its options; only now is its analysis imported."""
+    from . import options
+
+    analysis = entry.load() if entry else None
+    act = partial(_act, "analyse", name) if entry else partial(_act, name)
+    function = options.command_function(options.groups_of(name, analysis), act, name)
+    return _typer_command(name, function, entry.help if entry else BUILT_IN[name])
 
 
 def _typer_command(name: str, function: Callable[..., None], text: str) -> Any:
@@ -98,25 +97,12 @@ def _typer_command(name: str, function: Callable[..., None], text: str) -> Any:
     return typer.main.get_command(single)
 
 
-def _analyse(name: str, texts: Any, model: Any, analysis: Any, output: Any, run: Any) -> None:
-    with _errors(run.debug):
-        from . import commands
-
-        commands.analyse(name, analysis, texts, model, output, run)
-
-
-BUILT_IN_GROUPS: dict[str, list[type]] = {
-    "check": [options.ModelOptions, options.PlainOptions],
-    "info": [options.ModelOptions, options.PlainOptions],
-    "record": [options.RecordOptions, options.ModelOptions, options.PlainOptions],
-}
-
-
-def _built_in(name: str, *chosen: Any) -> None:
+def _act(action: str, *chosen: Any) -> None:
+    """Call `commands.<action>` with the objects that hold the chosen options; the last of them knows --debug."""
     with _errors(chosen[-1].debug):
         from . import commands
 
-        getattr(commands, name)(*chosen)
+        getattr(commands, action)(*chosen)
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -132,6 +118,8 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
+        from importlib.metadata import version
+
         typer.echo(f"bertgeo {version('bertgeo')}")
         raise typer.Exit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import tomllib
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ def option(default: Any, help: str, *names: str, panel: str = "", metavar: str |
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
+    import tomllib
+
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -137,6 +138,13 @@ class PlainOptions:
 
     json: bool = option(False, "Print one JSON document.", panel="Output")
     debug: bool = option(False, "Show the traceback of an error.", panel="Run")
+
+
+def groups_of(name: str, analysis: type | None) -> list[type]:
+    """The dataclasses whose fields are a command's options, in the order of its help."""
+    if analysis is not None:
+        return [InputOptions, ModelOptions, analysis, OutputOptions, RunOptions]
+    return [*([RecordOptions] if name == "record" else []), ModelOptions, PlainOptions]
 
 
 def command_function(groups: Sequence[type], act: Callable[..., None], name: str) -> Callable[..., None]:

@@ -5,7 +5,10 @@ import os
 # Tests that run beside each other on few cores would spend their time waiting in each other's thread pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pathlib import Path
+
 import pytest
+import tiny
 
 from bertgeo_cli.models import LoadedModel, load_model
 
@@ -14,3 +17,15 @@ from bertgeo_cli.models import LoadedModel, load_model
 def minilm() -> LoadedModel:
     """The embedded model: real weights, on the CPU."""
     return load_model("minilm", device="cpu", offline=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of TINY, a random BERT; it is shared, so leave it as it is."""
+    return tiny.tiny_bert(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_folder: Path) -> LoadedModel:
+    """TINY, loaded on the CPU; it is shared, so leave it as it is."""
+    return load_model(str(tiny_folder), device="cpu", offline=True)

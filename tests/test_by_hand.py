@@ -265,6 +265,22 @@ def test_renormalised_rows_sum_to_one_over_what_is_left() -> None:
     assert values["confidence"] == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
+def test_one_token_between_special_ones_attends_to_itself_when_renormalised() -> None:
+    rows = [[0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [0.1, 0.1, 0.8]]
+    values, weights = attention_frame(rows, text_of(["[CLS]", "cat", "[SEP]"]), special="renormalise")
+    assert weights["weight"].tolist() == [1]
+    assert [values[name] for name in ("entropy", "confidence", "distance", "k90", "mass_self")] == [0, 1, 0, 1, 1]
+    assert math.isnan(values["entropy_share"])
+    assert values["mass_sep"] == 0.5
+
+
+@pytest.mark.parametrize("special", ["drop", "renormalise"])
+def test_special_tokens_alone_leave_empty_cells_when_dropped(special: Any) -> None:
+    values, weights = attention_frame([[0.5, 0.5], [0.25, 0.75]], text_of(["[CLS]", "[SEP]"]), special=special)
+    assert len(weights) == 0
+    assert all(math.isnan(value) for name, value in values.items() if name not in ("layer", "head", "texts", "n"))
+
+
 def test_the_mean_weight_is_refused_with_the_reason() -> None:
     for name in ("mean", "entropy,mean"):
         with pytest.raises(SettingsError, match=r"rows? sums? to 1"):
@@ -330,6 +346,12 @@ def test_only_zero_vectors_give_empty_cells() -> None:
     row = cone_row([[0, 0, 0, 0], [0, 0, 0, 0]])
     assert row["n"] == 0
     assert all(math.isnan(row[name]) for name in ("cone_index", "cone_per_token", "mean_cosine"))
+
+
+def test_a_text_without_directions_moves_neither_the_mean_index_nor_its_isotropic_baseline() -> None:
+    row = cone_row([[0, 0, 0, 0]], [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    assert (row["cone_index"], row["isotropic"]) == pytest.approx((2, 2))
+    assert (row["cone_per_token"], row["isotropic_per_token"]) == pytest.approx((0.5, 0.5))
 
 
 def test_one_token_has_index_one_and_no_mean_cosine() -> None:

@@ -228,6 +228,12 @@ def test_one_segment_type_is_none(tmp_path: Path) -> None:
     assert not load_model(str(tiny.tiny_bert(tmp_path / "one", type_vocab_size=1))).segments
 
 
+def test_distilbert_ignores_segments_even_when_its_configuration_counts_them(tmp_path: Path) -> None:
+    folder = tiny.tiny_family("distilbert", tmp_path / "distilbert")
+    change_config(folder, type_vocab_size=2)
+    assert not load_model(str(folder)).segments
+
+
 # Weights of heads
 
 
@@ -766,6 +772,7 @@ def test_m9_unreachable_hub_says_what_is_cached(tiny_folder: Path, cache: Path, 
     assert "bert-base-uncased" in caught.value.message
     assert "cannot be reached" in caught.value.message
     assert "someone/tiny" in caught.value.hint
+    assert no_sockets, "the hub was not even asked, so no_sockets would see nothing in the other tests"
 
 
 def test_m9_silent_network_is_given_up_in_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,9 @@ def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:
     [[[0.75, 0.25]], [[1.0, 0.75]]]
     """
     flows = flow_ceiling(layers)[:, list(sources)]
-    left = np.stack([~attained(layers, source, flows[:, at]) for at, source in enumerate(sources)], axis=1)
+    left = np.zeros(flows.shape, dtype=bool)
+    for at, source in enumerate(sources):
+        left[:, at] = ~attained(layers, source, flows[:, at])
     for depth in range(3, len(layers) + 1):
         at, sinks = np.nonzero(left[depth - 1])
         exact = _dinic(layers[:depth], np.asarray(sources, dtype=np.int64)[at], sinks)
