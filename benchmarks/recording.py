@@ -1,4 +1,4 @@
-"""What recording everything costs, against the same model's plain eager forward pass: `python benchmarks/recording.py`."""
+"""What recording everything costs, against the plain eager forward pass: `python benchmarks/recording.py`."""
 
 from __future__ import annotations
 

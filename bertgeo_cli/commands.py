@@ -33,9 +33,9 @@ def open_model(chosen: ModelOptions) -> LoadedModel:
 
 def analyse(
     name: str,
-    analysis: Analysis[Any],
     texts: InputOptions,
     model: ModelOptions,
+    analysis: Analysis[Any],
     output: OutputOptions,
     run: RunOptions,
 ) -> None:
