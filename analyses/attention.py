@@ -2,105 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
-from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, setting
-from .kit.maths import entropy, keys_to_reach, mean_distance, normalised_rows
+from .kit.analysis import ALL, Analysis, Selection, State, setting
+from .kit.attention_metrics import METRICS, Special, View, chosen_metrics, view
+from .kit.maths import mean_of_rows
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Result, Table
 from .kit.tables import moment_columns, sample_table, token_frame
 from .kit.units import Units, units_of
 
 Floats = NDArray[np.float64]
-Special = Literal["keep", "drop", "renormalise"]
-
-
-@dataclass(frozen=True)
-class View:
-    """Attention as measured: all of it, and the part that `--special` keeps, with what rows and columns stand for."""
-
-    whole: Floats  # (layer, head, kept query, key)
-    kept: Floats  # (layer, head, kept query, kept key)
-    units: Units
-    positions: NDArray[np.int64]  # the kept units' places in the text
-
-
-def view(attention: Floats, units: Units, special: Special) -> View:
-    """Attention (layer, head, query, key) between `units`, special tokens kept, dropped or dropped and renormalised."""
-    whole = normalised_rows(units.pool(attention))
-    if special == "keep":
-        return View(whole, whole, units, np.arange(len(units)))
-    at = np.flatnonzero(~units.special)
-    kept = whole[..., at[:, None], at[None, :]]
-    return View(whole[..., at, :], normalised_rows(kept) if special == "renormalise" else kept, units, at)
-
-
-def _entropy_share(seen: View) -> Floats:
-    keys = seen.kept.shape[-1]
-    return entropy(seen.kept) / np.log(keys) if keys > 1 else np.full(seen.kept.shape[:-1], np.nan)
-
-
-def _cls_entropy(seen: View) -> Floats:
-    return entropy(seen.kept[..., seen.units.cls[seen.positions], :])
-
-
-def _offset(offset: int) -> Callable[[View], Floats]:
-    def mass(seen: View) -> Floats:
-        at = seen.positions
-        return (seen.kept * (at[None, :] - at[:, None] == offset)).sum(axis=-1)
-
-    return mass
-
-
-def _mass(kind: Callable[[Units], NDArray[np.bool_]]) -> Callable[[View], Floats]:
-    return lambda seen: (seen.whole * kind(seen.units)).sum(axis=-1)
-
-
-def _other(units: Units) -> NDArray[np.bool_]:
-    return ~(units.cls | units.sep | units.punctuation)
-
-
-def _crossing(source: int) -> Callable[[View], Floats]:
-    def mass(seen: View) -> Floats:
-        segment = np.array(seen.units.segment)
-        rows = (segment[seen.positions] == source) & ~seen.units.special[seen.positions]
-        targets = (segment == 1 - source) & ~seen.units.special
-        return (seen.whole[..., rows, :] * targets).sum(axis=-1)
-
-    return mass
-
-
-def _keys(seen: View) -> Floats:
-    return np.full(seen.kept.shape[:-1], float(seen.kept.shape[-1]))
-
-
-METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
-    "n": (_keys, "keys to a row (tokens, or words with --words)"),
-    "entropy": (lambda seen: entropy(seen.kept), "row entropy, nats, 0 to ln(keys)"),
-    "entropy_share": (_entropy_share, "row entropy divided by ln(keys), 0 to 1; empty below two keys"),
-    "cls_entropy": (_cls_entropy, "entropy of the [CLS] row, nats; empty when [CLS] is dropped"),
-    "confidence": (lambda seen: seen.kept.max(axis=-1, initial=0.0), "row maximum, 0 to 1"),
-    "distance": (lambda seen: mean_distance(seen.kept, list(seen.positions)), "sum_j A_ij |i - j|, tokens (or words)"),
-    "mass_self": (_offset(0), "weight on the query itself, 0 to 1"),
-    "mass_previous": (_offset(-1), "weight on the position before, 0 to 1; the first row counts as 0"),
-    "mass_next": (_offset(1), "weight on the position after, 0 to 1; the last row counts as 0"),
-    "mass_cls": (_mass(lambda units: units.cls), "weight on [CLS], 0 to 1; with the next three it sums to 1"),
-    "mass_sep": (_mass(lambda units: units.sep), "weight on all [SEP], 0 to 1"),
-    "mass_punctuation": (_mass(lambda units: units.punctuation), "weight on Unicode category P, 0 to 1"),
-    "mass_other": (_mass(_other), "weight on all other keys, 0 to 1"),
-    "mass_a_to_b": (_crossing(0), "weight of the first text's rows on the second text, 0 to 1; empty without a pair"),
-    "mass_b_to_a": (_crossing(1), "weight of the second text's rows on the first text, 0 to 1; empty without a pair"),
-    "k90": (lambda seen: keys_to_reach(seen.kept), "least number of keys that hold 0.9 of the row, 1 to keys"),
-}
-"""Every metric: a value for each query row (layer, head, query), whose mean is the head's, and what it is."""
-
 PANELS = {
     "entropy_share": "share of ln(keys)",
     "confidence": "weight",
@@ -113,22 +30,6 @@ PANELS = {
     "mass_sep": "weight",
 }
 """The metrics that the overview draws, and their units."""
-
-
-def chosen_metrics(names: str) -> tuple[str, ...]:
-    """The metrics in a comma-separated list. Raises SettingsError for an unknown one, with the reason for the mean."""
-    if names == "all":
-        return tuple(METRICS)
-    chosen = tuple(dict.fromkeys(("n", *(name.strip().replace("-", "_") for name in names.split(",")))))
-    for name in chosen:
-        if name in ("mean", "mean_attention", "attention"):
-            raise SettingsError(
-                "the mean attention weight is no metric: rows sum to 1, so it is 1/n whatever the head does",
-                f"Choose from {', '.join(METRICS)}.",
-            )
-        if name not in METRICS:
-            raise SettingsError(f"unknown metric {name!r}", f"Choose from {', '.join(METRICS)}.")
-    return chosen
 
 
 @dataclass
@@ -200,7 +101,7 @@ class Attention(Analysis[AttentionState]):
 
     def _values(self, state: AttentionState, record: ForwardRecord, index: int) -> Floats:
         seen = self._view(state, record, index)
-        return np.stack([_row_mean(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
+        return np.stack([mean_of_rows(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
 
     def _heads_table(self, state: AttentionState, names: tuple[str, ...]) -> Table:
         frame = _head_index(state)
@@ -253,13 +154,6 @@ class Attention(Analysis[AttentionState]):
         mean = state.moments.mean
         mass = [np.mean(mean[..., names.index(name)]) for name in ("mass_cls", "mass_sep")]
         return (f"{self._special_note()} Mean mass on [CLS] {mass[0]:.3f}, on [SEP] {mass[1]:.3f}.",)
-
-
-def _row_mean(rows: Floats) -> Floats:
-    """Mean over query rows (last axis) that have a value; NaN when none has."""
-    seen = ~np.isnan(rows)
-    count = seen.sum(axis=-1)
-    return np.where(count > 0, np.where(seen, rows, 0.0).sum(axis=-1) / np.maximum(count, 1), np.nan)
 
 
 def _head_index(state: AttentionState) -> pd.DataFrame:

@@ -58,9 +58,9 @@ def measure(directions: Floats) -> Floats:
     n = np.any(directions != 0, axis=-1).sum(axis=-1).astype(float)
     # Rounding may carry n equal directions a last bit above n.
     cone = np.minimum(np.linalg.norm(directions.sum(axis=-2), axis=-1), n)
-    share = np.where(n > 0, cone / np.maximum(n, 1.0), np.nan)
-    inverse = np.where(n > 0, 1 / np.sqrt(np.maximum(n, 1.0)), np.nan)
-    return np.stack([n, np.where(n > 0, cone, np.nan), share, mean_cosine(cone, n), np.sqrt(n), inverse], axis=-1)
+    root = np.sqrt(np.maximum(n, 1.0))
+    values = np.stack([cone, cone / np.maximum(n, 1.0), mean_cosine(cone, n), root, 1 / root], axis=-1)
+    return np.concatenate([n[..., None], np.where(n[..., None] > 0, values, np.nan)], axis=-1)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def against_networkx(depth: int, tokens: int, pairs: int) -> None:
 def batches(loaded: LoadedModel, lines: list[str]) -> list[list[TokenizedText]]:
     """Texts of one length, about 1024 tokens to a batch."""
     encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
-    cut = []
+    cut: list[list[TokenizedText]] = []
     for length, group in groupby(sorted((encoder.encode(line) for line in lines), key=len), key=len):
         texts, size = list(group), max(BATCH_TOKENS // length, 1)
         cut.extend(texts[first : first + size] for first in range(0, len(texts), size))
@@ -105,15 +106,19 @@ def with_residual(attention: Floats) -> Floats:
     return 0.5 * normalised_rows(attention.mean(axis=1)) + 0.5 * np.eye(attention.shape[-1])
 
 
+def flows_of_first_token(layered: list[Floats]) -> list[Floats]:
+    return [attention_flow(layers, [0]) for layers in layered]
+
+
 def against_the_pass(lines: list[str]) -> None:
     """The flow of every text's first token against the recorded pass, and how many problems each step settles."""
     loaded, passes, flows = load_model("minilm"), 0.0, 0.0
     layered: list[Floats] = []
     for texts in batches(loaded, lines):
-        passes += seconds(lambda texts=texts: record(loaded, texts, needs=frozenset({"attention"})))
+        passes += seconds(partial(record, loaded, texts, needs=frozenset({"attention"})))
         recorded = record(loaded, texts, needs=frozenset({"attention"}))
         layers = [with_residual(recorded.of_text("attention", index)) for index in range(len(texts))]
-        flows += seconds(lambda layers=layers: [attention_flow(text, [0]) for text in layers])
+        flows += seconds(partial(flows_of_first_token, layers))
         layered.extend(layers)
     tokens = np.array([layers.shape[-1] for layers in layered])
     print(

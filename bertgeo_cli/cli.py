@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -49,6 +49,17 @@ class Group(TyperGroup):
             return super().invoke(ctx)
 
 
+class Command(TyperCommand):
+    """A command some of whose options may stand without a value, which is then `implied`."""
+
+    implied: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from . import options
+
+        return super().parse_args(ctx, options.with_implied_values(args, self.implied))
+
+
 @contextmanager
 def _broken_pipe() -> Iterator[None]:
     """The reader of stdout has gone (`| head -1`): end quietly with 141, as the shell's own tools do."""
@@ -88,12 +99,14 @@ def _command(name: str, entry: registry.Entry | None) -> Any:
     analysis = entry.load() if entry else None
     act = partial(_act, "analyse", name) if entry else partial(_act, name)
     function = options.command_function(options.groups_of(name, analysis), act, name)
-    return _typer_command(name, function, entry.help if entry else BUILT_IN[name])
+    command = _typer_command(name, function, entry.help if entry else BUILT_IN[name])
+    command.implied = getattr(analysis, "optional_values", {})
+    return command
 
 
 def _typer_command(name: str, function: Callable[..., None], text: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_show_locals=False)
-    single.command(name, help=text, context_settings=SETTINGS)(function)
+    single.command(name, cls=Command, help=text, context_settings=SETTINGS)(function)
     return typer.main.get_command(single)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from analyses.kit.analysis import Analysis
+from analyses.kit.analysis import Analysis, SettingsError
+from analyses.kit.result import Table
 
 from . import provenance, report, screen
 from .corpus import Encoder, is_empty, too_long
@@ -40,7 +41,12 @@ def analyse(
     run: RunOptions,
 ) -> None:
     """Run one analysis over a text, a corpus or the weights, write its report and print its headline."""
+    listing = _listing(analysis)
+    if listing is not None:
+        screen.show_listing(listing, as_json=output.json)
+        return
     _refuse_conflicts(texts)
+    _refuse_unread(analysis, texts)
     folder = output.output or Path("bertgeo-report") / name
     report.check_replaceable(folder, force=output.force)
     loaded = open_model(model)
@@ -63,6 +69,19 @@ def analyse(
         raise IncompleteError(
             f"{job.incomplete} lines were truncated, skipped or not decodable", "lines.csv in the report lists them."
         )
+
+
+def _listing(analysis: Analysis[Any]) -> Table | None:
+    try:
+        return analysis.listing()
+    except SettingsError as error:
+        raise UsageError(str(error), error.hint) from None
+
+
+def _refuse_unread(analysis: Analysis[Any], texts: InputOptions) -> None:
+    if not analysis.needs and (texts.text is not None or texts.corpus is not None):
+        given = "a text" if texts.text is not None else "--corpus"
+        raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
 
 
 def _refuse_conflicts(texts: InputOptions) -> None:

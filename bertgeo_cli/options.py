@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -165,6 +165,22 @@ def command_function(groups: Sequence[type], act: Callable[..., None], name: str
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__name__ = name
     return call
+
+
+def with_implied_values(arguments: Sequence[str], implied: Mapping[str, str]) -> list[str]:
+    """The command line with the value of every option in `implied` that stands without one, before `--`.
+
+    >>> with_implied_values(["--metric", "-o", "folder"], {"metric": "list"})
+    ['--metric', 'list', '-o', 'folder']
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    filled: list[str] = []
+    for at, argument in enumerate(arguments):
+        filled.append(argument)
+        bare = at < end and (at + 1 == len(arguments) or arguments[at + 1].startswith("-"))
+        if bare and argument.startswith("--") and argument[2:].replace("-", "_") in implied:
+            filled.append(implied[argument[2:].replace("-", "_")])
+    return filled
 
 
 def _fields(group: type) -> list[str]:

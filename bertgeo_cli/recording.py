@@ -16,6 +16,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Recorder:
         self.needs = needs
         self.backend = backend
         self.layers: dict[str, list[Tensor]] = {name: [] for name in sorted(needs)}
-        self.attention_calls = 0
+        self.reporters: list[nn.Module] = []
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Keep a reference if the tensor was asked for."""
@@ -69,7 +70,7 @@ class Recorder:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Scaled dot-product attention that leaves a trace; the signature is transformers'."""
-        self.attention_calls += 1
+        self.reporters.append(module)
         scaling = query.size(-1) ** -0.5 if scaling is None else scaling
         for name, tensor in (("q", query), ("k", key), ("v", value)):
             self.keep(name, tensor)
@@ -174,16 +175,25 @@ def run_pass(
         inputs["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
     with torch.inference_mode(), recording(loaded, needs, backend) as recorder:
         loaded.model(**inputs)
-    _check_complete(recorder, loaded.shape.layers)
+    _check_complete(recorder, loaded)
     return recorder.layers
 
 
-def _check_complete(recorder: Recorder, layers: int) -> None:
-    reports = {"attention": recorder.attention_calls}
-    expected = {"attention": layers}
-    for name, tensors in recorder.layers.items():
-        reports[name], expected[name] = len(tensors), layers + (name == "hidden_states")
-    wrong = [f"{name}: {reports[name]} of {expected[name]}" for name in reports if reports[name] != expected[name]]
+def _check_complete(recorder: Recorder, loaded: LoadedModel) -> None:
+    """Every layer must have reported once, in the order of the pass, and every hook once a layer."""
+    inside = loaded.family.query.rpartition(".")[0]
+    expected = [block.get_submodule(inside) for block in loaded.family.blocks(loaded.model)]
+    wrong = [
+        f"attention of layer {layer}"
+        for layer, (reporter, module) in enumerate(zip_longest(recorder.reporters, expected))
+        if reporter is not module
+    ]
+    layers = loaded.shape.layers
+    wrong += [
+        f"{name}: {len(tensors)} of {layers + (name == 'hidden_states')}"
+        for name, tensors in recorder.layers.items()
+        if len(tensors) != layers + (name == "hidden_states")
+    ]
     if wrong:
         raise RecordingError(
             f"the model's layers did not each report once ({'; '.join(wrong)})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +41,14 @@ def needs_of(analyses: Sequence[Analysis[Any]]) -> frozenset[str]:
 def start(analyses: Sequence[Analysis[Any]], loaded: LoadedModel) -> list[State]:
     """The empty states. Raises UsageError for settings that the model cannot satisfy."""
     weights = loaded.head_weights() if any(analysis.needs_weights for analysis in analyses) else None
-    try:
+    with _settings_errors():
         return [analysis.start(loaded.shape, weights if analysis.needs_weights else None) for analysis in analyses]
+
+
+@contextmanager
+def _settings_errors() -> Iterator[None]:
+    try:
+        yield
     except SettingsError as error:
         raise UsageError(str(error), error.hint) from None
 
@@ -123,7 +130,8 @@ def analyse_weights(analyses: Sequence[Analysis[Any]], loaded: LoadedModel) -> l
 def _finalize(
     analyses: Sequence[Analysis[Any]], states: Sequence[State], recorded: ForwardRecord | None
 ) -> list[Result]:
-    return [analysis.finalize(state, recorded) for analysis, state in zip(analyses, states, strict=True)]
+    with _settings_errors():
+        return [analysis.finalize(state, recorded) for analysis, state in zip(analyses, states, strict=True)]
 
 
 def plan(texts: Iterable[TokenizedText], how: Pass) -> dict[str, int]:

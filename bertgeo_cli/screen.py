@@ -89,6 +89,14 @@ def show(
     print("\n".join(files))
 
 
+def show_listing(table: Table, *, as_json: bool) -> None:
+    """A table that needed no model."""
+    if as_json:
+        print_json(json.loads(table.frame.to_json(orient="records")))
+    else:
+        print_table(table)
+
+
 def print_json(content: Any) -> None:
     """One valid JSON document on stdout."""
     print(json.dumps(json_ready(content), indent=2, ensure_ascii=False, allow_nan=False))

@@ -193,10 +193,11 @@ def head_values(
     whole, rows = matrix.tolist(), kept_rows(matrix, kinds, special)
     at = kept_places(kinds, special)
     n = len(at)
+    keys = len(whole) if special == "drop" else n
     values = {
         "n": n,
         "entropy": mean([entropy(row) for row in rows]),
-        "entropy_share": mean([entropy(row) / math.log(n) for row in rows]),
+        "entropy_share": mean([entropy(row) / math.log(keys) for row in rows]),
         "cls_entropy": entropy(rows[kinds.index("cls")]) if special == "keep" else math.nan,
         "confidence": mean([max(row) for row in rows]),
         "distance": mean([sum(rows[i][j] * abs(at[i] - at[j]) for j in range(n)) for i in range(n)]),
@@ -205,8 +206,8 @@ def head_values(
         "mass_next": sum(rows[i][j] for i in range(n) for j in range(n) if at[j] == at[i] + 1) / n,
     }
     for kind in ("cls", "sep", "punctuation", "other"):
-        keys = [j for j in range(len(whole)) if kinds[j] == kind]
-        values[f"mass_{kind}"] = mean([sum(whole[i][j] for j in keys) for i in at])
+        columns = [j for j in range(len(whole)) if kinds[j] == kind]
+        values[f"mass_{kind}"] = mean([sum(whole[i][j] for j in columns) for i in at])
     texts = [i for i in range(len(whole)) if kinds[i] not in ("cls", "sep")]
     first, second = ([i for i in texts if segments[i] == segment] for segment in (0, 1))
     values["mass_a_to_b"] = mean([sum(whole[i][j] for j in second) for i in first]) if second else math.nan

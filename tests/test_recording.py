@@ -355,11 +355,12 @@ needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="th
 
 @needs_mkl
 @pytest.mark.usefixtures("threads")
-def test_one_and_two_threads_give_the_same_bits(minilm: LoadedModel, equal_lengths: Tensor) -> None:
+@pytest.mark.parametrize("texts", [1, 5, 32])
+def test_one_and_two_threads_give_the_same_bits(minilm: LoadedModel, equal_lengths: Tensor, texts: int) -> None:
     passes = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        passes.append(run_pass(minilm, equal_lengths[:5], needs=EVERYTHING))
+        passes.append(run_pass(minilm, equal_lengths[:texts], needs=EVERYTHING))
     assert_same_bits(*passes)
 
 

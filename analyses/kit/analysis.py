@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from .record import ForwardRecord, HeadWeights, ModelShape
-from .result import Result
+from .result import Result, Table
 
 
 class SettingsError(ValueError):
@@ -61,7 +61,7 @@ ALL = Selection("all")
 
 def setting(default: Any, help: str, *, name: str | None = None) -> Any:  # noqa: A002 (the field's word)
     """A dataclass field that is an option of the command line: its default and one line of help."""
-    return dataclasses.field(default=default, metadata={"help": help, "name": name})
+    return dataclasses.field(default=default, metadata={"help": help, "names": (f"--{name}",) if name else ()})
 
 
 @dataclass
@@ -95,6 +95,8 @@ class Analysis(ABC, Generic[S]):
     """A question to a model. The class docstring is the command's help; dataclass fields are its options."""
 
     uses_texts: ClassVar[bool] = True
+    optional_values: ClassVar[Mapping[str, str]] = {}
+    """Settings whose option may stand without a value, and what it then means: {"metric": "list"}."""
 
     @property
     @abstractmethod
@@ -105,6 +107,13 @@ class Analysis(ABC, Generic[S]):
     def needs_weights(self) -> bool:
         """Whether `start` is to be given the checkpoint's head weights."""
         return False
+
+    def listing(self) -> Table | None:
+        """A table that answers these settings without a model (`--metric list`), else None.
+
+        Raises SettingsError for settings that no model can satisfy.
+        """
+        return None
 
     @abstractmethod
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> S:

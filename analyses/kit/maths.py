@@ -26,21 +26,18 @@ def normalised_rows(weights: Floats) -> Floats:
 
 
 def entropy(weights: Floats) -> Floats:
-    """Shannon entropy of every row in nats, -sum p ln p with 0 ln 0 = 0; from 0 to ln(keys) for rows that sum to 1.
+    """-sum p ln p of every row in nats, with 0 ln 0 = 0; from 0 to ln(keys) for rows that sum to 1.
 
-    Shape (..., key) to (...). Never -0.0.
+    Shape (..., key) to (...). Never -0.0; NaN for rows with NaN.
 
     >>> entropy(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])).round(6).tolist()
     [0.0, 0.693147]
     """
     logarithms = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
-    value: Floats = 0.0 - (weights * logarithms).sum(axis=-1)
-    # Rounding may carry a uniform row above its bound, or a certain one below 0.
-    return np.clip(value, 0.0, np.log(max(weights.shape[-1], 1)) if _stochastic(weights) else None)
-
-
-def _stochastic(weights: Floats) -> bool:
-    return weights.shape[-1] > 0 and bool(np.all(np.abs(weights.sum(axis=-1) - 1) < 1e-9))
+    value: Floats = np.maximum(0.0, 0.0 - (weights * logarithms).sum(axis=-1))
+    # Rounding may carry a uniform row above its bound.
+    distribution = np.abs(weights.sum(axis=-1) - 1) < 1e-9
+    return np.where(distribution, np.minimum(value, np.log(max(weights.shape[-1], 1))), value)
 
 
 def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
@@ -51,9 +48,27 @@ def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
     >>> keys_to_reach(np.array([[0.1] * 10, [0.95] + [0.05 / 9] * 9])).tolist()
     [9.0, 1.0]
     """
+    if weights.shape[-1] == 0:
+        return np.full(weights.shape[:-1], np.nan)
     cumulated = np.cumsum(-np.sort(-weights, axis=-1), axis=-1)
     reached = cumulated >= share - K90_SLACK
     return np.where(reached.any(axis=-1), 1.0 + reached.argmax(axis=-1), np.nan)
+
+
+def mean_of_rows(values: Floats) -> Floats:
+    """Mean over the last axis of what is not NaN; NaN when nothing is left. Never beyond the extremes it averages.
+
+    Shape (..., row) to (...).
+
+    >>> mean_of_rows(np.array([[1.0, 2.0, np.nan], [np.nan, np.nan, np.nan]])).tolist()
+    [1.5, nan]
+    """
+    seen = ~np.isnan(values)
+    count = seen.sum(axis=-1)
+    mean = np.where(seen, values, 0.0).sum(axis=-1) / np.maximum(count, 1)
+    low = np.where(seen, values, np.inf).min(axis=-1, initial=np.inf)
+    high = np.where(seen, values, -np.inf).max(axis=-1, initial=-np.inf)
+    return np.where(count > 0, np.minimum(np.maximum(mean, low), high), np.nan)
 
 
 def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:

@@ -32,7 +32,7 @@ class Heatmap:
     """A matrix as colours. Rows run downwards. None limits are taken from the values (NaN stays blank).
 
     `groups` gives a group number for every row and column (say, the layer of each head): figures mark them.
-    `row_tree` and `column_tree` are SciPy linkage matrices whose leaf order `values` already follows.
+    `tree` is a SciPy linkage of rows and columns alike, whose leaf order `values` already follows.
     """
 
     values: Floats

@@ -1,0 +1,36 @@
+"""Attention followed through the layers: the mixing matrices of Abnar and Zuidema 2020 and their product."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .maths import normalised_rows
+
+Floats = NDArray[np.float64]
+
+
+def mixing_matrices(attention: Floats) -> Floats:
+    """0.5 A + 0.5 I with A the mean over heads: attention with the residual connection counted as half.
+
+    Shape (layer, head, query, key) to (layer, query, key); rows sum to 1.
+
+    >>> mixing_matrices(np.array([[[[0.0, 1.0], [1.0, 0.0]]]])).tolist()
+    [[[0.5, 0.5], [0.5, 0.5]]]
+    """
+    mean = normalised_rows(attention).mean(axis=1)
+    return 0.5 * mean + 0.5 * np.eye(mean.shape[-1])
+
+
+def rollout(mixing: Floats) -> Floats:
+    """R_1 = A_1, R_l = A_l R_{l-1}: how much of each input token is in each token after layer l, layers being mixers.
+
+    Shape (layer, query, key) to (layer, query, input); rows sum to 1 after every layer.
+
+    >>> rollout(np.array([[[0.5, 0.5], [0.0, 1.0]], [[0.5, 0.5], [0.5, 0.5]]]))[1].tolist()
+    [[0.25, 0.75], [0.25, 0.75]]
+    """
+    products = [mixing[0]]
+    for layer in mixing[1:]:
+        products.append(normalised_rows(layer @ products[-1]))
+    return np.stack(products)
