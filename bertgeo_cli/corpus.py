@@ -109,7 +109,8 @@ class Encoder:
             ids=tuple(ids),
             tokens=tuple(tokens),
             labels=tuple(
-                _label(token, span, sources[of]) for token, span, of in zip(tokens, spans, of_text, strict=True)
+                self._label(token, number, span, sources[of])
+                for token, number, span, of in zip(tokens, ids, spans, of_text, strict=True)
             ),
             start=tuple(span and span[0] for span in spans),
             end=tuple(span and span[1] for span in spans),
@@ -120,6 +121,13 @@ class Encoder:
             cls=next((at for at, new in enumerate(special) if new and ids[at] == cls), None),
             sep=tuple(at for at, new in enumerate(special) if new and ids[at] == sep),
         )
+
+    def _label(self, token: str, number: int, span: Span, source: str) -> str:
+        """The user's own text; for a token without any (a byte-level space) what its id decodes to."""
+        if span is None:
+            return token
+        piece = source[slice(*span)] or self.tokenizer.backend_tokenizer.decode([number], skip_special_tokens=False)
+        return piece.strip() or piece or token
 
 
 Span = tuple[int, int] | None
@@ -136,10 +144,6 @@ def _spans(offsets: Sequence[tuple[int, int]], of_text: Sequence[int], sources: 
             end += 1
         spans.append((start, end) if of_text[at] >= 0 else None)
     return spans
-
-
-def _label(token: str, span: Span, source: str) -> str:
-    return (source[slice(*span)].strip() if span else "") or token
 
 
 def _segments(of_text: Sequence[int]) -> tuple[int, ...]:
@@ -177,18 +181,27 @@ def read_lines(stream: Iterable[str], reading: Reading, name: str) -> Iterator[L
 
     Raises: BertgeoError at a line that does not decode, unless `on_error` is skip.
     """
-    for number, raw in enumerate(islice(stream, reading.limit), start=1):
-        text = raw.removesuffix("\n")
-        stray = UNDECODABLE.search(text)
-        if stray:
-            note = f"byte 0x{ord(stray[0]) - 0xDC00:02X} is not {reading.encoding}"
-            if reading.on_error == "stop":
-                raise BertgeoError(
-                    f"{name}, line {number}: {note}", "Give the file's --encoding (say latin-1), or --on-error skip."
-                )
-            yield Line(number, "", "undecodable", note)
+    for number, (text, fault) in enumerate(islice(_decoded(stream, reading.encoding), reading.limit), start=1):
+        if fault and reading.on_error == "stop":
+            raise BertgeoError(
+                f"{name}, line {number}: {fault}", "Give the file's --encoding (say latin-1), or --on-error skip."
+            )
+        if fault:
+            yield Line(number, "", "undecodable", fault)
         else:
             yield Line(number, text, "empty" if is_empty(text) else "ok")
+
+
+def _decoded(stream: Iterable[str], encoding: str) -> Iterator[tuple[str, str]]:
+    """Each line's text, and what is wrong with its bytes."""
+    lines = iter(stream)
+    try:
+        for line in lines:
+            stray = UNDECODABLE.search(line)
+            yield line.removesuffix("\n"), f"byte 0x{ord(stray[0]) - 0xDC00:02X} is not {encoding}" if stray else ""
+    except UnicodeDecodeError as error:
+        # Encodings of several bytes a character, such as utf-16: after a fault no line break can be found.
+        yield "", f"bytes {error.object[error.start : error.end].hex(' ')} are not {encoding}, reading ends here"
 
 
 def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, TokenizedText | None]]:

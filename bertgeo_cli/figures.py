@@ -122,6 +122,7 @@ class ValueKey:
 
     @property
     def norm(self) -> Normalize:
+        """The values from the bar's one end to its other."""
         return Normalize(self.low, self.high)
 
 
@@ -133,6 +134,7 @@ class GroupKey:
     groups: tuple[int, ...]
 
     def places(self, groups: Sequence[int]) -> list[int]:
+        """Where each of `groups` stands among the key's groups."""
         return [self.groups.index(group) for group in groups]
 
 
@@ -885,6 +887,7 @@ class Laid:
 
     @property
     def lines(self) -> int:
+        """How many lines the text takes."""
         return self.places[-1][0] + 1 if self.places else 1
 
 

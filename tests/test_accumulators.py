@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_one_value_has_no_deviation_and_none_has_no_mean() -> None:
 @given(rows, st.lists(st.integers(0, 12), max_size=4), st.integers(0, 99))
 def test_moments_merge_to_the_whole_in_any_tree(values: list[list[float]], cuts: list[int], seed: int) -> None:
     bounds = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
-    parts = [moments_of(values[low:high], 3) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [moments_of(values[low:high], 3) for low, high in pairwise(bounds)]
     merged, whole = merged_at_random(parts, seed), moments_of(values, 3)
     np.testing.assert_array_equal(merged.count, whole.count)
     np.testing.assert_allclose(merged.mean, whole.mean, rtol=1e-9, atol=1e-9)
@@ -150,7 +151,7 @@ def test_the_sample_does_not_depend_on_the_order_of_texts(texts: list[str], choo
 def test_the_sample_does_not_depend_on_cuts_and_tree(texts: list[str], cuts: list[int], seed: int) -> None:
     lines = list(enumerate(texts, start=1))
     bounds = [0, *sorted(min(cut, len(lines)) for cut in cuts), len(lines)]
-    parts = [sample_of(lines[low:high]) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [sample_of(lines[low:high]) for low, high in pairwise(bounds)]
     assert kept(merged_at_random(parts, seed)) == kept(sample_of(lines))
 
 

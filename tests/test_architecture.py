@@ -48,8 +48,8 @@ def undocumented(tree: ast.AST, owner: str = "") -> Iterator[str]:
 
 
 INHERITED = {
-    *("needs", "needs_weights", "start", "update", "finalize", "merge"),  # of Analysis and State
-    *("list_commands", "get_command", "resolve_command", "make_context", "invoke"),  # of Typer's group
+    *("needs", "needs_weights", "start", "update", "finalize", "merge", "listing"),  # of Analysis and State
+    *("list_commands", "get_command", "resolve_command", "make_context", "invoke", "parse_args"),  # of Typer's
 }
 
 

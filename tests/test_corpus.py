@@ -285,7 +285,7 @@ def test_f3_the_line_can_be_skipped_and_is_counted(tmp_path: Path) -> None:
 
 
 def test_f3_a_byte_cut_off_at_the_end_of_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BertgeoError, match="line 2.*0xC3"):
+    with pytest.raises(BertgeoError, match=r"line 2.*0xC3"):
         lines_of(b"the cat\ncaf\xc3", tmp_path)
 
 

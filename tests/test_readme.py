@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,19 +53,24 @@ def test_a_command_of_the_readme_runs(
     assert done.exit_code == 0, done.output
 
 
+SIZES = {"--layers": 2, "--heads": 4}
+
+
 def for_the_tiny_model(arguments: list[str]) -> list[str]:
-    """Without a model of its own, and with layers and heads that the tiny model has (2 and 4)."""
+    """Without a model of its own, and with layers and heads that the tiny model has."""
     chosen, words = [], iter(arguments)
     for word in words:
         if word == "--model":
             next(words)
-        elif word in ("--layers", "--heads"):
-            value = next(words)
-            most = 2 if word == "--layers" else 4
-            chosen += [word, re.sub(r"\d+", lambda number: str(int(number[0]) % most), value)]
+        elif word in SIZES:
+            chosen += [word, re.sub(r"\d+", partial(_smaller, SIZES[word]), next(words))]
         else:
             chosen.append(word)
     return chosen
+
+
+def _smaller(size: int, number: re.Match[str]) -> str:
+    return str(int(number[0]) % size)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
