@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,11 @@ class View:
     positions: NDArray[np.int64]  # the kept units' places in the text
     entropy_keys: int  # ln of this bounds an entropy
 
+    @cached_property
+    def entropy(self) -> Floats:
+        """Entropy of every kept row, which three metrics read."""
+        return entropy(self.kept)
+
 
 def view(attention: Floats, units: Units, special: Special) -> View:
     """Attention (layer, head, query, key) between `units`, special tokens kept, dropped or dropped and renormalised."""
@@ -44,23 +50,26 @@ def view(attention: Floats, units: Units, special: Special) -> View:
 
 def _entropy_share(seen: View) -> Floats:
     keys = seen.entropy_keys
-    return entropy(seen.kept) / np.log(keys) if keys > 1 else np.full(seen.kept.shape[:-1], np.nan)
+    return seen.entropy / np.log(keys) if keys > 1 else np.full(seen.kept.shape[:-1], np.nan)
 
 
 def _cls_entropy(seen: View) -> Floats:
-    return entropy(seen.kept[..., seen.units.cls[seen.positions], :])
+    return seen.entropy[..., seen.units.cls[seen.positions]]
 
 
 def _offset(offset: int) -> Callable[[View], Floats]:
     def mass(seen: View) -> Floats:
         at = seen.positions
-        return (seen.kept * (at[None, :] - at[:, None] == offset)).sum(axis=-1)
+        rows, keys = np.nonzero(at[None, :] - at[:, None] == offset)
+        values = np.zeros(seen.kept.shape[:-1])
+        values[..., rows] = seen.kept[..., rows, keys]
+        return values
 
     return mass
 
 
 def _mass(kind: Callable[[Units], NDArray[np.bool_]]) -> Callable[[View], Floats]:
-    return lambda seen: (seen.whole * kind(seen.units)).sum(axis=-1)
+    return lambda seen: seen.whole @ kind(seen.units).astype(float)
 
 
 def _other(units: Units) -> NDArray[np.bool_]:
@@ -74,7 +83,7 @@ def _crossing(source: int) -> Callable[[View], Floats]:
         targets = (segment == 1 - source) & ~seen.units.special
         if not targets.any():
             return np.full((*seen.whole.shape[:2], 0), np.nan)
-        return (seen.whole[..., rows, :] * targets).sum(axis=-1)
+        return seen.whole[..., rows, :] @ targets.astype(float)
 
     return mass
 

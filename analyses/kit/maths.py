@@ -80,7 +80,7 @@ def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
     [0.5, 0.0]
     """
     at = np.asarray(positions)
-    return (weights * np.abs(at[:, None] - at[None, :])).sum(axis=-1)
+    return np.einsum("...qk,qk->...q", weights, np.abs(at[:, None] - at[None, :]).astype(float))
 
 
 def unit_vectors(vectors: Floats) -> Floats:
