@@ -3,7 +3,8 @@
 import os
 
 # Tests that run beside each other on few cores would spend their time waiting in each other's thread pools.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+for library in ("OMP", "OPENBLAS"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 from pathlib import Path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,6 +126,11 @@ class HeadWeights:
         return query, key
 
 
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """A NumPy view where NumPy knows the type (it has no bfloat16)."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
 class ForwardRecord:
     """One forward pass over texts of one token count. Every tensor starts with a `batch` axis; there is no padding.
 
@@ -154,7 +160,7 @@ class ForwardRecord:
         """
         references = self._references(name)
         chosen = range(len(references)) if layers is None else layers
-        return np.stack([references[layer][index].double().cpu().numpy() for layer in chosen])
+        return np.stack([_array(references[layer][index]) for layer in chosen], dtype=np.float64)
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in AXES:
