@@ -1,14 +1,15 @@
 """What several test modules share: loading a model costs seconds."""
 
 import os
-
-# Tests that run beside each other on few cores would spend their time waiting in each other's thread pools.
-for library in ("OMP", "OPENBLAS"):
-    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-
 from pathlib import Path
 
 import pytest
+
+# Tests that run beside each other on few cores would spend their time waiting in each other's thread pools; NumPy
+# and torch read these once, when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import tiny
 
 from bertgeo_cli.models import LoadedModel, load_model
