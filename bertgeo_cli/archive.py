@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def _metadata(loaded: LoadedModel, text: TokenizedText, backend: str) -> dict[st
 
 
 def _write(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"--output {path} is a folder", "Name a file in it, such as record.safetensors.")
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,4 +73,5 @@ def _write(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> 
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", "Choose another --output file.") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from inspect import cleandoc
 from typing import Any
 
 import typer
@@ -14,12 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import registry
 from .errors import BertgeoError
-
-BUILT_IN = {
-    "check": "Prove what was loaded: weights, vocabulary, and the recorded pass recomputed from its parts.",
-    "info": "The model's architecture, shapes, parameters and hashes.",
-    "record": "Write every recorded tensor of one text, and the factors of every bilinear form, to a file.",
-}
+from .registry import BUILT_IN
 
 
 class Group(TyperGroup):
@@ -34,6 +30,7 @@ class Group(TyperGroup):
         text = entry.help if entry else BUILT_IN.get(name)
         if text is None:
             return None
+        text = cleandoc(text)
         return TyperCommand(name, short_help=text.partition("\n")[0], help=text, params=[])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -68,6 +65,11 @@ def _broken_pipe() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+    except SystemExit as end:
+        # rich meets the broken pipe first and would exit with 1.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         raise typer.Exit(141) from None
 
 

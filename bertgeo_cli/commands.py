@@ -14,7 +14,7 @@ from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
 from .models import LoadedModel, load_model
 from .options import InputOptions, ModelOptions, OutputOptions, PlainOptions, RecordOptions, RunOptions
-from .run import Pass, use_threads
+from .run import Pass, start, use_threads
 
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
@@ -51,6 +51,7 @@ def analyse(
     report.check_replaceable(folder, force=output.force)
     loaded = open_model(model)
     job = Job(name, analysis, loaded, texts, Pass(run.batch_tokens, model.attention_backend))
+    start([analysis], loaded)  # refuses settings that this model cannot satisfy, before any work
     if run.dry_run:
         screen.show_plan(job.plan(), as_json=output.json)
         return

@@ -575,6 +575,12 @@ def _heat_sides(panel: Heatmap, page: _Page, width: float, height: float) -> Sid
     return Sides(left, replace(lower, upright=page.setter.widest(lower.texts, lower.size) > gap - 0.04))
 
 
+def _legible(panel: Heatmap) -> float:
+    """The side at which the labels of a short text can all be read, even in a page of many panels."""
+    count = max(len(panel.rows), len(panel.columns))
+    return count * style.SMALLEST * style.LEADING / 72 + 0.01 if count <= style.SHORT_TEXT else 0.0
+
+
 def _heat_size(panel: Heatmap, longest: float) -> tuple[float, float]:
     rows, columns = panel.values.shape
     width, height = _span(columns, longest), _span(rows, longest)
@@ -588,7 +594,7 @@ def _heat_size(panel: Heatmap, longest: float) -> tuple[float, float]:
 def _(panel: Heatmap, page: _Page, seat: Seat) -> Room:
     if panel.values.size == 0:
         return Room(2.0, 1.2, 0.25, 0.1, 0.05, 0.3)
-    width, height = _heat_size(panel, _widest_panel(seat))
+    width, height = _heat_size(panel, max(_widest_panel(seat), _legible(panel)))
     sides = _heat_sides(panel, page, width, height)
     _heat_notes(panel, page, sides)
     strip = style.STRIP + 0.03 if panel.groups else 0.0

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from . import registry
+
 
 def option(default: Any, help: str, *names: str, panel: str = "", metavar: str | None = None, **extra: Any) -> Any:  # noqa: A002
     """A field that is an option; `names` replace the one made from the field's name."""
@@ -29,11 +31,14 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise typer.BadParameter(f"{path}: {error}") from None
+    values = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    strangers = sorted(set(tables) - {*registry.entries(), *registry.BUILT_IN})
+    if strangers:
+        raise typer.BadParameter(f"{path}: bertgeo has no command {', '.join(strangers)}")
     command = str(context.info_name)
-    values = {key: value for key, value in content.items() if not isinstance(value, dict)} | content.get(command, {})
-    known = {parameter.name for parameter in context.command.params}
-    values = {key.replace("-", "_"): value for key, value in values.items()}
-    unknown = sorted(set(values) - known)
+    values = {key.replace("-", "_"): value for key, value in (values | tables.get(command, {})).items()}
+    unknown = sorted(set(values) - {parameter.name for parameter in context.command.params})
     if unknown:
         raise typer.BadParameter(f"{path}: bertgeo {command} has no option {', '.join(unknown)}")
     context.default_map = {**(context.default_map or {}), **values}

@@ -11,6 +11,28 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GROUP = "bertgeo.analyses"
+BUILT_IN = {
+    "check": """Prove what was loaded: weights, vocabulary, and the recorded pass recomputed from its parts.
+
+    Every recorded tensor of the sample sentences is computed again in float64 from those before it; attention also
+    from the bilinear forms M_h with their biases. Then row sums, determinism, batches and padding. Exit 4 when a
+    proof fails.
+
+    Example: bertgeo check --model bert-base-uncased
+    """,
+    "info": """The model's architecture, shapes, parameters and hashes.
+
+    Example: bertgeo info
+    """,
+    "record": """Write every recorded tensor of one text, and the factors of every bilinear form, to a file.
+
+    A safetensors file whose metadata holds axis names, tokens and the model's identity; [W_Q b_Q] and [W_K b_K] of
+    each head stand for M_h = W_Q^T W_K, biases included.
+
+    Example: bertgeo record "The river bank." -o river.safetensors
+    """,
+}
+"""Commands that are no analyses, with their help."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ def draft(folder: Path, *, force: bool) -> Iterator[Path]:
     check_replaceable(folder, force=force)
     target = folder.absolute()
     temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    new_parent = not target.parent.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
@@ -49,10 +50,13 @@ def draft(folder: Path, *, force: bool) -> Iterator[Path]:
         raise BertgeoError(f"cannot write {folder}: {error.strerror}", "Nothing was replaced.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if new_parent:
+            with suppress(OSError):  # not empty: the report is in it
+                target.parent.rmdir()
 
 
 def check_replaceable(folder: Path, *, force: bool) -> None:
-    """Raise UsageError when `folder` holds something that no run of ours wrote."""
+    """Raise UsageError when `folder` cannot be made, or holds something that no run of ours wrote."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output {folder} is a file", "Choose a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file() and not force:
@@ -60,6 +64,9 @@ def check_replaceable(folder: Path, *, force: bool) -> None:
             f"--output {folder} holds files that bertgeo did not write",
             "Choose another folder, or replace it by --force.",
         )
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"cannot write to {folder}: {above.name or above} is not a writable folder", "Choose another.")
 
 
 def _remove_leftovers(target: Path) -> None:

@@ -25,6 +25,7 @@ LEADING = 1.18  # distance of two lines of type, in sizes
 MARGIN = 0.12
 PAGE = 10.0  # panels of one row, side by side
 PANEL = 7.5  # the largest single panel
+SHORT_TEXT = 24  # labels that every panel has room for, though the page grows wider than PAGE
 BAR = 0.13  # thickness of colour bars
 STRIP = 0.10  # thickness of the group strips beside a matrix
 TREE = 0.9  # depth of a dendrogram

@@ -870,7 +870,7 @@ finally:
         assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["attention 'the cat' --figures none", "attention --json a", "info", "--help"])
+@pytest.mark.parametrize("arguments", ["attention 'the cat' --figures none", "--help"])
 def test_f10_a_reader_who_leaves_early_ends_the_run_with_141(tmp_path: Path, tiny_folder: Path, arguments: str) -> None:
     program = Path(sys.executable).with_name("bertgeo")
     script = f'"{program}" {arguments} | true; echo "${{PIPESTATUS[0]}}"'

@@ -28,7 +28,7 @@ def arranged(heads: Heads) -> tuple[Table, tuple[Figure, ...]]:
         tree, order = clustered(one.distances)
         places, stress = on_plane(one.distances)
         frames.append(_places_frame(heads, one, order, places))
-        heatmaps.append(_heatmap(heads, one, one.pairs, order, tree))
+        heatmaps.append(_heatmap(heads, one, _drawn(heads, one), order, tree))
         planes.append(_plane(heads, one, places))
         stresses.append(f"{one.kind} {stress:.2f}".strip())
     figures = (_clustered(heads, heatmaps), *_directions(heads), _map(heads, planes, stresses))
@@ -45,12 +45,15 @@ def _places_table(heads: Heads, frames: Sequence[pd.DataFrame]) -> Table:
     axes = {"x": "first axis of the map", "y": "second axis of the map"}
     columns = heads.descriptions({"leaf": "place in the clustered heat map, from 0", **axes})
     frame = pd.concat(frames, ignore_index=True)
-    return Table("heads-places", "Heads arranged by distance", frame, {name: columns[name] for name in frame})
+    return Table("heads-places", "Heads arranged by distance", frame, {name: columns[name] for name in map(str, frame)})
+
+
+def _drawn(heads: Heads, one: Comparison) -> Floats:
+    own = np.eye(len(heads.places), dtype=bool)
+    return one.pairs if heads.words.own else np.where(own, np.nan, one.pairs)
 
 
 def _heatmap(heads: Heads, one: Comparison, values: Floats, order: Order, tree: Floats | None = None) -> Heatmap:
-    if not heads.words.own:
-        values = np.where(np.eye(len(values), dtype=bool), np.nan, values)
     names = tuple(str(heads.places[at]) for at in order) if len(heads.comparisons) <= FEW else ()
     return Heatmap(
         values[np.ix_(order, order)],
@@ -75,7 +78,8 @@ def _plane(heads: Heads, one: Comparison, places: Floats) -> Points:
 
 
 def _clustered(heads: Heads, panels: Sequence[Heatmap]) -> Figure:
-    note = f"Average linkage of a distance: {heads.words.distance}.{_blank(heads)}"
+    note = f"Average linkage of a distance: {heads.words.distance}."
+    note += "" if heads.words.own else " A head with itself is left blank."
     if any(one.directed for one in heads.comparisons):
         note += f" {MUTUAL}"
     if len(panels) > FEW:
@@ -89,7 +93,7 @@ def _directions(heads: Heads) -> tuple[Figure, ...]:
     panels = [_heatmap(heads, one, one.values, order) for one in heads.comparisons if one.directed]
     if not panels:
         return ()
-    note = f"In layer order, the head first and the other head second.{_blank(heads)}"
+    note = "In layer order, the head first and the other head second."
     title = f"{heads.words.title[:1].upper()}{heads.words.title[1:]}, head by head"
     return (Figure("heads-directions", title, tuple(panels), _columns(panels), note),)
 
@@ -104,7 +108,3 @@ def _map(heads: Heads, panels: Sequence[Points], stresses: Sequence[str]) -> Fig
 
 def _columns(panels: Sequence[object]) -> int:
     return min(4, len(panels)) if len(panels) > FEW else min(2, len(panels))
-
-
-def _blank(heads: Heads) -> str:
-    return "" if heads.words.own else " A head with itself is left blank."
