@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from .kit.maths import entropy, normalised_rows
 from .kit.maxflow import attention_flow, flow_bound, saturated
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import ColouredText, Figure, LayeredGraph, Lines, Result, Series, Table
-from .kit.rollout import mixing_matrices, rollout
+from .kit.rollout import mean_over_heads, mixing_matrices, rollout
 from .kit.tables import moment_columns, sample_table
 from .kit.units import Units, units_of
 
@@ -47,23 +48,19 @@ class Paths:
     saturated: NDArray[np.bool_]
     mixing: Floats  # (layer, query, key)
 
-    def shares(self, method: str) -> Floats:
-        """Distributions over input tokens: rows of the method, flow divided by its row sum."""
-        return normalised_rows(getattr(self, method))
+    @cached_property
+    def shares(self) -> Floats:
+        """Distributions over input tokens (layer, method, source, token): rows; flow divided by its row sum."""
+        return np.stack([self.attention, self.rollout, normalised_rows(self.flow)], axis=1)
 
 
 def trace(attention: Floats, sources: tuple[int, ...]) -> Paths:
     """All three methods for one text's attention (layer, head, query, key)."""
-    mixing, at = mixing_matrices(attention), list(sources)
+    mean, at = mean_over_heads(attention), list(sources)
+    mixing = mixing_matrices(mean)
     flow = attention_flow(mixing, sources)
     return Paths(
-        sources,
-        normalised_rows(attention).mean(axis=1)[:, at],
-        rollout(mixing)[:, at],
-        flow,
-        flow_bound(mixing),
-        saturated(flow, mixing),
-        mixing,
+        sources, mean[:, at], rollout(mixing)[:, at], flow, flow_bound(mixing), saturated(flow, mixing), mixing
     )
 
 
@@ -131,8 +128,7 @@ class Flow(Analysis[FlowState]):
         if not sources:
             return np.full((len(state.layers), len(METHODS), len(VALUES)), np.nan)
         paths, units = trace(record.of_text("attention", index), sources), units_of(text, words=False)
-        values = np.stack([_describe(paths, units, method) for method in METHODS], axis=1)
-        return values[list(state.layers)]
+        return _describe(paths, units)[list(state.layers)]
 
     def _sources(self, text: TokenizedText) -> tuple[int, ...]:
         """Positions of the chosen sources; none when this text does not have them."""
@@ -152,16 +148,18 @@ class Flow(Analysis[FlowState]):
         )
 
 
-def _describe(paths: Paths, units: Units, method: str) -> Floats:
-    """The values of VALUES for every layer (layer, value)."""
-    shares = paths.shares(method)
-    own = shares[:, np.arange(len(paths.sources)), list(paths.sources)]
-    kinds = (units.cls, units.sep, units.punctuation, ~(units.cls | units.sep | units.punctuation))
-    masses = [(shares * kind).sum(axis=-1) for kind in kinds]
-    blank = np.full(own.shape, np.nan)
-    extra = [paths.flow.sum(axis=-1), paths.saturated.mean(axis=-1)] if method == "flow" else [blank, blank]
-    n = np.full(own.shape, float(len(units)))
-    return np.stack([n, entropy(shares), own, *masses, *extra], axis=-1).mean(axis=1)
+def _describe(paths: Paths, units: Units) -> Floats:
+    """The values of VALUES (layer, method, value), means over sources."""
+    shares = paths.shares
+    layers, methods, sources, tokens = shares.shape
+    kinds = np.stack([units.cls, units.sep, units.punctuation, ~(units.cls | units.sep | units.punctuation)])
+    own = shares[:, :, np.arange(sources), list(paths.sources)].mean(axis=-1)
+    values = np.full((layers, methods, len(VALUES)), np.nan)
+    values[..., 0], values[..., 1], values[..., 2] = tokens, entropy(shares).mean(axis=-1), own
+    values[..., 3:7] = shares.mean(axis=2) @ kinds.T.astype(float)
+    values[:, METHODS.index("flow"), 7] = paths.flow.sum(axis=-1).mean(axis=-1)
+    values[:, METHODS.index("flow"), 8] = paths.saturated.mean(axis=(-2, -1))
+    return values
 
 
 def _rows(state: FlowState) -> pd.DataFrame:
@@ -202,7 +200,7 @@ def _pairs_table(state: FlowState, paths: Paths, text: TokenizedText) -> Table:
     frame["start"] = pd.array(text.start, dtype="Int64")[tokens]
     frame["end"] = pd.array(text.end, dtype="Int64")[tokens]
     frame["attention"], frame["rollout"] = paths.attention[at], paths.rollout[at]
-    frame["flow"], frame["flow_share"] = paths.flow[at], paths.shares("flow")[at]
+    frame["flow"], frame["flow_share"] = paths.flow[at], paths.shares[:, METHODS.index("flow")][at]
     frame["bound"], frame["saturated"] = paths.bound[tokens], paths.saturated[at]
     return Table("flow", "From each source to each input token", frame, PAIRS)
 
@@ -255,7 +253,7 @@ def _coloured_text(state: FlowState, paths: Paths, text: TokenizedText) -> Figur
     rows = tuple(f"layer {layer}" for layer in state.layers)
     names = {"attention": "Raw attention", "rollout": "Rollout", "flow": "Maximum flow, divided by its sum"}
     panels = tuple(
-        ColouredText(text.labels, rows, paths.shares(method)[list(state.layers), 0], "weight", title)
+        ColouredText(text.labels, rows, paths.shares[list(state.layers), METHODS.index(method), 0], "weight", title)
         for method, title in names.items()
     )
     title = f"From {text.labels[source]} (position {source}) to the input"

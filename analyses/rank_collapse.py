@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
@@ -30,6 +33,8 @@ VALUES = {
 }
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
+CACHED = 2**19
+"""Numbers measured at once: larger stacks wait for memory."""
 
 
 def residuals(states: Floats) -> Floats:
@@ -42,7 +47,8 @@ def residuals(states: Floats) -> Floats:
     """
     if states.shape[-2] == 0:
         return np.full((*states.shape[:-2], 2), np.nan)
-    rest = states - states.mean(axis=-2, keepdims=True)
+    every = torch.from_numpy(states)
+    rest = (every - every.mean(dim=-2, keepdim=True)).numpy()
     shares = []
     for norm in (composite_norm, frobenius_norm):
         whole = norm(states)
@@ -98,16 +104,25 @@ class RankCollapse(Analysis[RankCollapseState]):
         return RankCollapseState(moments, sample, Moments.empty(*spectra), Counts(), depths, layers, heads)
 
     def update(self, state: RankCollapseState, record: ForwardRecord) -> None:
-        for index, text in enumerate(record.texts):
-            kept = self._kept(text)
-            hidden = record.of_text("hidden_states", index, state.depths)[:, kept]
-            n = np.full((len(state.depths), 1), float(hidden.shape[1]))
-            values = np.concatenate([n, residuals(hidden), ranks(hidden, hidden.shape[1])], axis=-1)
-            state.moments.add(values[None])
-            state.sample.add(text.text, text.line, text.part, values)
-            if self.spectra:
-                state.spectra.add(_spectra(state, record, index, kept)[None])
+        for texts in self._alike(record, state):
+            kept = self._kept(record.texts[texts[0]])
+            hidden = record.of_texts("hidden_states", texts, state.depths)
+            values = _measure(hidden if len(kept) == hidden.shape[2] else hidden[:, :, kept].copy())
+            state.moments.add(values)
+            for index, row in zip(texts, values, strict=True):
+                text = record.texts[index]
+                state.sample.add(text.text, text.line, text.part, row)
+                if self.spectra:
+                    state.spectra.add(_spectra(state, record, index, kept)[None])
         state.counts.add([len(text) for text in record.texts])
+
+    def _alike(self, record: ForwardRecord, state: RankCollapseState) -> Iterator[list[int]]:
+        """Neighbours that keep the same tokens (but for `special` drop, all do), as many as a core's cache holds."""
+        shape = record.shape
+        together = max(1, CACHED // (len(state.depths) * shape.width * len(record.texts[0])))
+        for _, alike in groupby(range(len(record.texts)), lambda index: self._kept(record.texts[index]).tolist()):
+            while texts := list(islice(alike, together)):
+                yield texts
 
     def finalize(self, state: RankCollapseState, record: ForwardRecord | None) -> Result:
         table = _depth_table(state)
@@ -127,6 +142,12 @@ class RankCollapse(Analysis[RankCollapseState]):
 
 
 DEPTH = "0 is the first layer's input, l + 1 the output of layer l"
+
+
+def _measure(hidden: Floats) -> Floats:
+    """The values of VALUES (text, depth, value) for hidden states (text, depth, token, width)."""
+    n = np.full((*hidden.shape[:2], 1), float(hidden.shape[2]))
+    return np.concatenate([n, residuals(hidden), ranks(hidden, hidden.shape[2])], axis=-1)
 
 
 def _spectra(state: RankCollapseState, record: ForwardRecord, index: int, kept: NDArray[np.intp]) -> Floats:

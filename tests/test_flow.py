@@ -8,7 +8,7 @@ import pytest
 import reference
 
 from analyses.flow import Flow, trace
-from analyses.kit.rollout import mixing_matrices, rollout
+from analyses.kit.rollout import mean_over_heads, mixing_matrices, rollout
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.errors import UsageError
 from bertgeo_cli.models import LoadedModel
@@ -60,13 +60,13 @@ def test_in_the_first_layer_flow_and_rollout_are_half_attention_half_identity() 
 def test_two_tokens_by_hand() -> None:
     # One head; A_1 mixes to (.75 .25), (.5 .5), A_2 to (.5 .5), (.25 .75).
     attention = np.array([[[[0.5, 0.5], [1.0, 0.0]]], [[[0.0, 1.0], [0.5, 0.5]]]])
-    mixing = mixing_matrices(attention)
+    mixing = mixing_matrices(mean_over_heads(attention))
     np.testing.assert_allclose(mixing, [[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
     # Rollout from token 0: .5 (.75 .25) + .5 (.5 .5). Flow: min(.5, .75) + min(.5, .5), min(.5, .25) + min(.5, .5).
     paths = trace(attention, (0,))
     np.testing.assert_allclose(paths.rollout[1, 0], [0.625, 0.375])
     np.testing.assert_allclose(paths.flow[1, 0], [1.0, 0.75])
-    np.testing.assert_allclose(paths.shares("flow")[1, 0], [4 / 7, 3 / 7])
+    np.testing.assert_allclose(paths.shares[1, 2, 0], [4 / 7, 3 / 7])
     np.testing.assert_allclose(paths.bound, [1.0, 0.75])
     assert paths.saturated[1, 0].tolist() == [True, True]
     assert paths.saturated[0, 0].tolist() == [False, False]
@@ -74,11 +74,11 @@ def test_two_tokens_by_hand() -> None:
 
 def test_rollout_rows_sum_to_one_after_every_layer() -> None:
     attention = np.random.default_rng(1).dirichlet(np.full(7, 0.2), size=(12, 3, 7))
-    np.testing.assert_allclose(rollout(mixing_matrices(attention)).sum(axis=-1), 1.0, atol=1e-14)
+    np.testing.assert_allclose(rollout(mixing_matrices(mean_over_heads(attention))).sum(axis=-1), 1.0, atol=1e-14)
 
 
 def test_rollout_is_the_product_of_all_layers() -> None:
-    mixing = mixing_matrices(np.random.default_rng(2).dirichlet(np.ones(4), size=(3, 2, 4)))
+    mixing = mixing_matrices(np.random.default_rng(2).dirichlet(np.ones(4), size=(3, 4)))
     np.testing.assert_allclose(rollout(mixing)[2], mixing[2] @ mixing[1] @ mixing[0])
 
 

@@ -34,7 +34,7 @@ STRONGEST = 12
 UNIT = 2**30
 """Whole numbers to a capacity of 1: then no residual capacity leaves the 32 bits that scipy's max-flow has."""
 BLOCK_ENTRIES = 2**16
-"""Numbers to an array over (sink, node, node), edges to a joined graph: what stays in a processor's cache."""
+"""Numbers to an array over (sink, node, node), edges to a joined graph: few calls, and still in a core's cache."""
 
 
 def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:

@@ -10,16 +10,24 @@ from .maths import normalised_rows
 Floats = NDArray[np.float64]
 
 
+def mean_over_heads(attention: Floats) -> Floats:
+    """Attention averaged over heads, rows summing to 1. Shape (layer, head, query, key) to (layer, query, key).
+
+    >>> mean_over_heads(np.array([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]]]])).tolist()
+    [[[0.5, 0.5], [0.0, 1.0]]]
+    """
+    return normalised_rows(attention.mean(axis=1))
+
+
 def mixing_matrices(attention: Floats) -> Floats:
     """0.5 A + 0.5 I with A the mean over heads: attention with the residual connection counted as half.
 
-    Shape (layer, head, query, key) to (layer, query, key); rows sum to 1.
+    Shape (layer, query, key) to the same; rows sum to 1.
 
-    >>> mixing_matrices(np.array([[[[0.0, 1.0], [1.0, 0.0]]]])).tolist()
+    >>> mixing_matrices(np.array([[[0.0, 1.0], [1.0, 0.0]]])).tolist()
     [[[0.5, 0.5], [0.5, 0.5]]]
     """
-    mean = normalised_rows(attention).mean(axis=1)
-    return 0.5 * mean + 0.5 * np.eye(mean.shape[-1])
+    return 0.5 * attention + 0.5 * np.eye(attention.shape[-1])
 
 
 def rollout(mixing: Floats) -> Floats:
