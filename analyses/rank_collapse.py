@@ -106,7 +106,7 @@ class RankCollapse(Analysis[RankCollapseState]):
     def update(self, state: RankCollapseState, record: ForwardRecord) -> None:
         for texts in self._alike(record, state):
             kept = self._kept(record.texts[texts[0]])
-            hidden = record.of_texts("hidden_states", texts, state.depths)
+            hidden = record.of_texts("hidden_states", slice(texts[0], texts[-1] + 1), state.depths)
             values = _measure(hidden if len(kept) == hidden.shape[2] else hidden[:, :, kept].copy())
             state.moments.add(values)
             for index, row in zip(texts, values, strict=True):

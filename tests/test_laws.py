@@ -303,9 +303,9 @@ class WatchedRecord(ForwardRecord):
         self.read.add(name)
         return super().of_text(name, index, layers)
 
-    def of_texts(self, name: str, indices: Sequence[int], layers: Sequence[int]) -> Any:
+    def of_texts(self, name: str, texts: slice, layers: Sequence[int]) -> Any:
         self.read.add(name)
-        return super().of_texts(name, indices, layers)
+        return super().of_texts(name, texts, layers)
 
     def __getattr__(self, name: str) -> Tensor:
         if name in EVERYTHING:

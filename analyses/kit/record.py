@@ -162,10 +162,9 @@ class ForwardRecord:
         chosen = range(len(references)) if layers is None else layers
         return np.stack([_array(references[layer][index]) for layer in chosen], dtype=np.float64)
 
-    def of_texts(self, name: str, indices: Sequence[int], layers: Sequence[int]) -> NDArray[np.float64]:
+    def of_texts(self, name: str, texts: slice, layers: Sequence[int]) -> NDArray[np.float64]:
         """Some texts of the batch in float64, axes (text, layer, ...), for what is computed text by text anyway."""
         references = self._references(name)
-        texts = list(indices)
         return np.stack([_array(references[layer][texts]) for layer in layers], axis=1, dtype=np.float64)
 
     def __getattr__(self, name: str) -> Tensor:
