@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -54,14 +56,17 @@ class Paths:
         return np.stack([self.attention, self.rollout, normalised_rows(self.flow)], axis=1)
 
 
-def trace(attention: Floats, sources: tuple[int, ...]) -> Paths:
-    """All three methods for one text's attention (layer, head, query, key)."""
-    mean, at = mean_over_heads(attention), list(sources)
-    mixing = mixing_matrices(mean)
-    flow = attention_flow(mixing, sources)
-    return Paths(
-        sources, mean[:, at], rollout(mixing)[:, at], flow, flow_bound(mixing), saturated(flow, mixing), mixing
-    )
+def trace(attention: Sequence[Floats], sources: tuple[int, ...]) -> list[Paths]:
+    """All three methods for texts of one length by their attention (layer, head, query, key)."""
+    means = [mean_over_heads(weights) for weights in attention]
+    mixing = np.stack([mixing_matrices(mean) for mean in means], axis=1)
+    flows = attention_flow(mixing, sources)
+    return [_paths(mean, mixing[:, text], flows[:, text], sources) for text, mean in enumerate(means)]
+
+
+def _paths(mean: Floats, mixing: Floats, flow: Floats, sources: tuple[int, ...]) -> Paths:
+    at, above = list(sources), saturated(flow, mixing)
+    return Paths(sources, mean[:, at], rollout(mixing)[:, at], flow, flow_bound(mixing), above, mixing)
 
 
 @dataclass
@@ -102,10 +107,12 @@ class Flow(Analysis[FlowState]):
         return FlowState(moments, Sample.empty(self.sample, self.seed), Counts(), layers)
 
     def update(self, state: FlowState, record: ForwardRecord) -> None:
-        for index, text in enumerate(record.texts):
-            values = self._values(state, record, index)
-            state.moments.add(values[None])
-            state.sample.add(text.text, text.line, text.part, values)
+        for sources, alike in groupby(range(len(record.texts)), lambda index: self._sources(record.texts[index])):
+            indices = list(alike)
+            for index, values in zip(indices, self._values(state, record, indices, sources), strict=True):
+                text = record.texts[index]
+                state.moments.add(values[None])
+                state.sample.add(text.text, text.line, text.part, values)
         state.counts.add([len(text) for text in record.texts])
 
     def finalize(self, state: FlowState, record: ForwardRecord | None) -> Result:
@@ -116,19 +123,21 @@ class Flow(Analysis[FlowState]):
         text = record.texts[0]
         if not (sources := self._sources(text)):
             raise SettingsError(*self._absent(text))
-        paths = trace(record.of_text("attention", 0), sources)
+        paths = trace([record.of_text("attention", 0)], sources)[0]
         figures = [_layers_figure(state), _coloured_text(state, paths, text)]
         if len(text) <= GRAPH_TOKENS:
             figures.append(_graph(state, paths, text))
         return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures))
 
-    def _values(self, state: FlowState, record: ForwardRecord, index: int) -> Floats:
-        text = record.texts[index]
-        sources = self._sources(text)
+    def _values(
+        self, state: FlowState, record: ForwardRecord, indices: Sequence[int], sources: tuple[int, ...]
+    ) -> list[Floats]:
+        """The values (layer, method, value) of texts that have the same sources, or NaN where they have none."""
         if not sources:
-            return np.full((len(state.layers), len(METHODS), len(VALUES)), np.nan)
-        paths, units = trace(record.of_text("attention", index), sources), units_of(text, words=False)
-        return _describe(paths, units)[list(state.layers)]
+            return [np.full((len(state.layers), len(METHODS), len(VALUES)), np.nan) for _ in indices]
+        every = trace([record.of_text("attention", index) for index in indices], sources)
+        units = [units_of(record.texts[index], words=False) for index in indices]
+        return [_describe(paths, kinds)[list(state.layers)] for paths, kinds in zip(every, units, strict=True)]
 
     def _sources(self, text: TokenizedText) -> tuple[int, ...]:
         """Positions of the chosen sources; none when this text does not have them."""

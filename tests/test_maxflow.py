@@ -195,3 +195,10 @@ def test_what_every_flow_obeys(seed: int, depth: int, tokens: int, concentration
     source, sink = (int(token) for token in order[[0, -1]])
     value = networkx.maximum_flow_value(graph(layers), (depth, source), (0, sink), flow_func=edmonds_karp)
     assert flows[-1, source, sink] == pytest.approx(value, abs=1e-6)
+
+
+def test_what_a_text_gets_does_not_depend_on_the_texts_beside_it() -> None:
+    texts = [dirichlet(seed, 5, 6, 0.3) for seed in range(9)]
+    together = attention_flow(np.stack(texts, axis=1), [0, 3])
+    for at, layers in enumerate(texts):
+        assert attention_flow(layers, [0, 3]).tobytes() == together[:, at].tobytes()

@@ -8,6 +8,9 @@ sink one input token (0, v); nodes have no capacity of their own. Each step sett
 2. a feasible flow from greedy routing, all sinks and depths at once: where it attains the ceiling, both are maximal;
 3. Dinic's algorithm in whole numbers, many problems joined into one graph: first along the strongest edges, which is
    enough where it attains the ceiling, then along all.
+
+Arrays of layers may have an axis of texts after the first: for short texts most time goes to the number of calls, and
+what a text gets does not depend on those beside it.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ BLOCK_ENTRIES = 2**16
 def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:
     """Maximum flow to every input token from each source token at each depth 1 to L.
 
-    Shape (layer, token, token), rows summing to 1, to (layer, source, token): entry [l - 1, s, v] flows from
-    (l, sources[s]) to (0, v). From 0 to `flow_bound` (above depth 1). Raw values: Abnar and Zuidema 2020 then divide
-    by the sum over v. Depth 1 is the row of A_1 itself, depth 2 is sum_i min(A_2[u, i], A_1[i, v]).
+    Shape (layer, [text,] token, token), rows summing to 1, to (layer, [text,] source, token): entry [l - 1, s, v]
+    flows from (l, sources[s]) to (0, v). From 0 to `flow_bound` (above depth 1). Raw values: Abnar and Zuidema 2020
+    then divide by the sum over v. Depth 1 is the row of A_1 itself, depth 2 is sum_i min(A_2[u, i], A_1[i, v]).
 
     Error at most 1e-9 where greedy routing attains the ceiling, 1e-7 where Dinic's algorithm does. Elsewhere capacities
     are multiples of 2^-30: at most 2^-31 for every edge of the minimum cut, of which there are fewer than L n^2 / 4;
@@ -51,26 +54,34 @@ def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:
     >>> attention_flow(np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]]), [0]).tolist()
     [[[0.75, 0.25]], [[1.0, 0.75]]]
     """
-    flows = flow_ceiling(layers)[:, list(sources)]
+    if layers.ndim == 3:
+        return attention_flow(layers[:, None], sources)[:, 0]
+    runs = _runs(layers.shape[1], layers.shape[-1] ** 3)
+    return np.concatenate([_stacked_flow(layers[:, texts], sources) for texts in runs], axis=1)
+
+
+def _stacked_flow(layers: Floats, sources: Sequence[int]) -> Floats:
+    flows = flow_ceiling(layers)[..., list(sources), :]
     left = np.zeros(flows.shape, dtype=bool)
     for at, source in enumerate(sources):
-        left[:, at] = ~attained(layers, source, flows[:, at])
-    for depth in range(3, len(layers) + 1):
-        where, sinks = np.nonzero(left[depth - 1])
-        starts = np.asarray(sources, dtype=np.int64)[where]
-        flows[depth - 1, where, sinks] = _exact(layers[:depth], starts, sinks, flows[depth - 1, where, sinks])
+        left[..., at, :] = ~attained(layers, source, flows[..., at, :])
+    starts = np.asarray(sources, dtype=np.int64)
+    for depth, text in np.argwhere(left.any(axis=(-2, -1))):
+        where, sinks = np.nonzero(left[depth, text])
+        ceiling = flows[depth, text, where, sinks]
+        flows[depth, text, where, sinks] = _exact(layers[: depth + 1, text], starts[where], sinks, ceiling)
     return flows
 
 
 def flow_bound(layers: Floats) -> Floats:
     """What no flow from depth 2 or above exceeds: min(1, sum_i A_1[i, v]), out of the source and into the sink.
 
-    Shape (layer, token, token) to (token). At depth 1 the flow is A_1[u, v], below this as well.
+    Shape (layer, [text,] token, token) to ([text,] token). At depth 1 the flow is A_1[u, v], below this as well.
 
     >>> flow_bound(np.array([[[0.75, 0.25], [0.5, 0.5]]])).tolist()
     [1.0, 0.75]
     """
-    return np.minimum(1.0, layers[0].sum(axis=0))
+    return np.minimum(1.0, layers[0].sum(axis=-2))
 
 
 def saturated(flows: Floats, layers: Floats) -> Flags:
@@ -86,35 +97,40 @@ def flow_ceiling(layers: Floats) -> Floats:
     """Upper bound c_l(u, v) = min(b_v, sum_i min(A_l[u, i], c_{l-1}(i, v))) with c_1 = A_1 and b = `flow_bound`.
 
     Every node uses the edges below it as if for itself alone, so flows that meet do not compete. The maximum flow
-    itself for l = 1 and 2, where each node below the source has one way to the sink. Shape (layer, token, token) to
-    (layer, source, sink).
+    itself for l = 1 and 2, where each node below the source has one way to the sink. Shape
+    (layer, [text,] token, token) to (layer, [text,] source, sink).
 
     >>> flow_ceiling(np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]]))[1].tolist()
     [[1.0, 0.75], [0.75, 0.75]]
     """
     bound = flow_bound(layers)
-    ceiling = np.concatenate([_unshared(layers, sinks) for sinks in _blocks(layers)], axis=1)
-    ceiling[1:] = np.minimum(ceiling[1:], bound[:, None])
-    return ceiling.transpose(0, 2, 1)
+    ceiling = np.concatenate([_unshared(layers, sinks) for sinks in _blocks(layers)], axis=-2)
+    ceiling[1:] = np.minimum(ceiling[1:], bound[..., None])
+    return ceiling.swapaxes(-1, -2)
+
+
+def _runs(count: int, entries: int) -> Iterator[Integers]:
+    """0 to `count` in runs small enough that arrays with so many entries to each stay in the cache."""
+    size = max(BLOCK_ENTRIES // max(entries, 1), 1)
+    return (np.arange(first, min(first + size, count)) for first in range(0, count, size))
 
 
 def _blocks(layers: Floats) -> Iterator[Integers]:
-    """The sinks in runs small enough that an array over (sink, node, node) stays in the cache."""
+    """The sinks in runs; they depend on the number of tokens alone."""
     tokens = layers.shape[-1]
-    size = max(BLOCK_ENTRIES // max(tokens**2, 1), 1)
-    return (np.arange(first, min(first + size, tokens)) for first in range(0, tokens, size))
+    return _runs(tokens, tokens**2)
 
 
 def _unshared(layers: Floats, sinks: Integers) -> Floats:
-    """The ceiling without its bound, (depth, sink, node)."""
-    ceilings = [layers[0][:, sinks].T]
+    """The ceiling without its bound, (depth, [text,] sink, node)."""
+    ceilings = [layers[0][..., sinks].swapaxes(-1, -2)]
     for layer in layers[1:]:
-        ceilings.append(np.minimum(layer, ceilings[-1][:, None, :]).sum(axis=-1))
+        ceilings.append(np.minimum(layer[..., None, :, :], ceilings[-1][..., None, :]).sum(axis=-1))
     return np.stack(ceilings)
 
 
 def attained(layers: Floats, source: int, ceiling: Floats) -> Flags:
-    """Where a feasible flow from `source` proves its ceiling (layer, sink) to be the maximum. Shape of `ceiling`.
+    """Where a feasible flow from `source` proves its ceiling (layer, [text,] sink) to be the maximum. Shape of that.
 
     The feasible flow comes from greedy routing; where it falls short, nothing is known.
 
@@ -124,13 +140,13 @@ def attained(layers: Floats, source: int, ceiling: Floats) -> Flags:
     """
     proven = np.ones(ceiling.shape, dtype=bool)
     if len(layers) > 2:
-        feasible = np.concatenate([_greedy_flow(layers, source, sinks) for sinks in _blocks(layers)], axis=1)
+        feasible = np.concatenate([_greedy_flow(layers, source, sinks) for sinks in _blocks(layers)], axis=-1)
         proven[2:] = feasible >= ceiling[2:] - ATTAINED
     return proven
 
 
 def _greedy_flow(layers: Floats, source: int, sinks: Integers) -> Floats:
-    """Flow that greedy routing brings from `source` at depths 3 to L to `sinks`: (depth, sink), feasible.
+    """Flow that greedy routing brings from `source` at depths 3 to L to `sinks`: (depth, [text,] sink), feasible.
 
     All depths share one descent; the flow from depth l joins at depth l - 1. What a node cannot pass on stays there:
     a preflow, whose excess could always return to the source without touching what has arrived.
@@ -138,13 +154,13 @@ def _greedy_flow(layers: Floats, source: int, sinks: Integers) -> Floats:
     below = _without_return(layers[:-1], source)
     ceilings = _unshared(below, sinks)
     preferences = _preferences(layers[:-2], sinks)
-    flow = np.empty((len(sinks), 0, layers.shape[-1]))
+    flow = np.empty((*ceilings.shape[1:-1], 0, layers.shape[-1]))
     for depth in range(len(layers) - 1, 1, -1):
-        joining = np.minimum(layers[depth, source], ceilings[depth - 1])
-        flow = np.concatenate([flow, joining[:, None]], axis=1)
-        capacity = np.minimum(below[depth - 1], ceilings[depth - 2][:, None, :])
-        flow = np.minimum(_descend(flow, capacity, preferences[depth - 2]), ceilings[depth - 2][:, None, :])
-    return flow.sum(axis=-1).T[::-1]
+        joining = np.minimum(layers[depth][..., None, source, :], ceilings[depth - 1])
+        flow = np.concatenate([flow, joining[..., None, :]], axis=-2)
+        capacity = np.minimum(below[depth - 1][..., None, :, :], ceilings[depth - 2][..., None, :])
+        flow = np.minimum(_descend(flow, capacity, preferences[depth - 2]), ceilings[depth - 2][..., None, :])
+    return np.moveaxis(flow.sum(axis=-1), -1, 0)[::-1]
 
 
 def _without_return(layers: Floats, source: int) -> Floats:
@@ -154,39 +170,42 @@ def _without_return(layers: Floats, source: int) -> Floats:
     back to it would be lost.
     """
     below = layers.copy()
-    below[1:, :, source] = 0.0
-    below[1:, source, source] = layers[1:, source, source]
+    below[1:, ..., source] = 0.0
+    below[1:, ..., source, source] = layers[1:, ..., source, source]
     return below
 
 
 def _preferences(layers: Floats, sinks: Integers) -> Floats:
-    """In which order, and by how much, to fill the edges into each node: (depth, sink, turn, node), turns sum to 1.
+    """In which order, and by how much, to fill the edges into each node: (depth, [text,] sink, turn, node).
+
+    Turns sum to 1.
 
     First the sink's own token; then the others in proportion to attention rollout A_d ... A_1 from them to the sink;
     then whatever capacity is left.
     """
     own = (sinks[:, None] == np.arange(layers.shape[-1])).astype(np.float64)
-    rollout, preferences = layers[0][:, sinks].T, []
+    rollout, preferences = layers[0][..., sinks].swapaxes(-1, -2), []
     for depth in range(len(layers)):
-        rollout = rollout @ layers[depth].T if depth else rollout
+        rollout = rollout @ layers[depth].swapaxes(-1, -2) if depth else rollout
         others = rollout * (1.0 - own)
         favoured = _ratio(others, others.max(axis=-1, keepdims=True))
-        preferences.append(np.stack([own, favoured, 1.0 - own - favoured], axis=1))
+        turns = np.broadcast_to(own, favoured.shape), favoured, 1.0 - own - favoured
+        preferences.append(np.stack(turns, axis=-2))
     return np.stack(preferences)
 
 
 def _descend(flow: Floats, capacity: Floats, preferences: Floats) -> Floats:
-    """One layer down: flow (sink, depth, node) through capacities (sink, node, node), turn by turn.
+    """One layer down: flow ([text,] sink, depth, node) through capacities ([text,] sink, node, node), turn by turn.
 
     At each turn a node fills in proportion the edges that the turn opens. A turn scales the columns of the capacity,
     so that one product with it serves all turns.
     """
-    room = capacity @ preferences.swapaxes(1, 2)
+    room = capacity @ preferences.swapaxes(-1, -2)
     arrived = np.zeros_like(flow)
-    for turn in range(preferences.shape[1]):
-        offered = room[:, None, :, turn]
+    for turn in range(preferences.shape[-2]):
+        offered = room[..., None, :, turn]
         share = np.minimum(_ratio(flow, offered), 1.0)
-        arrived += (share @ capacity) * preferences[:, None, turn]
+        arrived += (share @ capacity) * preferences[..., None, turn, :]
         flow = np.maximum(flow - share * offered, 0.0)
     return arrived
 
