@@ -47,10 +47,12 @@ class AttentionState(State):
 class Attention(Analysis[AttentionState]):
     """How each head spreads its attention: entropy, confidence, reach, mass on kinds of tokens.
 
-    Each value is a mean over the query rows of a text, then over texts. Entropy in nats; confidence is the mean row
-    maximum; k90 the least number of keys that hold 0.9 of a row. The masses on [CLS], [SEP], punctuation and all
-    other keys sum to 1; self, previous and next are a second, overlapping view. For one text the weights themselves
-    are written and drawn. Definitions after Clark et al. 2019 and Voita et al. 2019, without their smoothing.
+    Each value is a mean over the query rows of a text, then over texts; special tokens count among rows, keys and
+    positions unless --special says otherwise. Entropy in nats and masses as in Clark et al. 2019, without their
+    smoothing: the masses on [CLS], [SEP], punctuation and all other keys sum to 1; self, previous and next are a
+    second, overlapping view, over all rows. Confidence is the mean row maximum (Voita et al. 2019, who leave out the
+    end-of-sentence token); distance the mean of sum_j A_ij |i - j|; k90 the least number of keys that hold 0.9 of a
+    row (after Ramsauer et al. 2020). For one text the weights themselves are written and drawn.
 
     Example: bertgeo attention "The fisherman sat down by the river bank." --layers 3 --heads 5
     """
@@ -149,11 +151,14 @@ class Attention(Analysis[AttentionState]):
 
     def _notes(self, state: AttentionState) -> tuple[str, ...]:
         names = chosen_metrics(self.metrics)
+        note = self._special_note()
+        if self.special == "drop" and "k90" in names:
+            note += " k90 counts only rows that keep 0.9."
         if not {"mass_cls", "mass_sep"} <= set(names):
-            return (self._special_note(),)
+            return (note,)
         mean = state.moments.mean
         mass = [np.mean(mean[..., names.index(name)]) for name in ("mass_cls", "mass_sep")]
-        return (f"{self._special_note()} Mean mass on [CLS] {mass[0]:.3f}, on [SEP] {mass[1]:.3f}.",)
+        return (f"{note} Mean mass on [CLS] {mass[0]:.3f}, on [SEP] {mass[1]:.3f}.",)
 
 
 def _head_index(state: AttentionState) -> pd.DataFrame:

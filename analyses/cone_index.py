@@ -24,8 +24,8 @@ VALUES = {
     "cone_index": "I = |sum of the unit token vectors|, 0 to n",
     "cone_per_token": "I / n, 0 to 1",
     "mean_cosine": "mean cosine of different tokens of a text, (I^2 - n) / (n (n - 1)); empty below two tokens",
-    "isotropic": "sqrt(n): what I is about for isotropic directions",
-    "isotropic_per_token": "1 / sqrt(n): the same for I / n",
+    "isotropic": "sqrt(n): root mean square of I for independent uniform directions",
+    "isotropic_per_token": "1 / sqrt(n): root mean square of I / n for such directions",
 }
 
 
@@ -85,16 +85,19 @@ class ConeIndexState(State):
 class ConeIndex(Analysis[ConeIndexState]):
     """How narrow a cone the token vectors fill, layer by layer: I = |sum of the unit token vectors|.
 
-    Beside I stand I / n, the mean cosine of different tokens (I^2 - n) / (n (n - 1)), and sqrt(n), about what I is
-    for isotropic directions. Measured at the layer input, each head's output (A V, before W_O), the concatenated
-    heads, after the attention LayerNorm and at the layer output, with special tokens and without. A corpus also gives
-    the mean cosine of tokens of different texts, over all such pairs: the baseline of Ethayarajh 2019 without its
-    sampling. The cone index is that of arXiv 2502.12033, without its padding rows.
+    Beside I stand I / n, the mean cosine of different tokens (I^2 - n) / (n (n - 1)), and sqrt(n), the root mean
+    square of I for independent uniform directions; I and I / n depend on n, the mean cosine does not. Measured at the
+    layer input, each head's output (A V, before W_O), the concatenated heads, after the attention LayerNorm and at the
+    layer output, with special tokens and without. A corpus also gives the mean cosine of tokens of different texts,
+    over all such pairs: the baseline of Ethayarajh 2019 without its sampling. The cone index is that of arXiv
+    2502.12033, without its padding rows.
 
     Example: bertgeo cone-index --layers all
     """
 
-    layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
+    layers: Selection = setting(
+        ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
+    )
     heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")
     sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
     seed: int = setting(0, "Seed of that sample's hash.")
@@ -234,11 +237,14 @@ def _depth_figure(state: ConeIndexState) -> Figure:
             (*_curves(state, SPECIAL.index(special), value), *_baselines(state, SPECIAL.index(special), value)),
             "depth",
             label,
-            f"{'With' if special else 'Without'} special tokens",
+            f"{title}, {'with' if special else 'without'} special tokens",
             low=0.0 if value == "cone_per_token" else None,
             high=1.0,
         )
-        for value, label in (("cone_per_token", "cone index / n"), ("mean_cosine", "mean cosine"))
+        for value, label, title in (
+            ("cone_per_token", "cone index / n", "Cone index"),
+            ("mean_cosine", "mean cosine", "Mean cosine"),
+        )
         for special in SPECIAL
     )
     texts = state.counts.texts

@@ -34,6 +34,7 @@ VALUES = {
     "flow_total": "sum of the raw flow values over input tokens; empty but for flow",
     "saturated": "share of pairs whose flow is min(1, column sum of the first layer), to 1e-6; empty but for flow",
 }
+NOTES = ("Special tokens kept. A saturated flow says nothing about the source or the layers above the first.",)
 GRAPH_TOKENS = 16
 """Longest text whose layered graph is drawn."""
 
@@ -83,8 +84,9 @@ class FlowState(State):
 class Flow(Analysis[FlowState]):
     """Where a token's content comes from: raw attention, rollout and exact maximum flow, layer by layer.
 
-    All use the mean over heads. Rollout multiplies 0.5 A + 0.5 I upwards; flow is the maximum flow from the token
-    above to each input token with these weights as capacities, given raw and divided by its row sum (Abnar and
+    All use the mean over heads; special tokens take part. The masses on [CLS], [SEP], punctuation and other input
+    tokens sum to 1; self is a second view. Rollout multiplies 0.5 A + 0.5 I upwards; flow is the maximum flow from the
+    token above to each input token with these weights as capacities, given raw and divided by its row sum (Abnar and
     Zuidema 2020). No flow from the second layer up exceeds min(1, column sum of the first layer's 0.5 A + 0.5 I), and
     pairs that reach this bound are counted as saturated: a saturated flow is a property of the first layer alone, so
     it says nothing about the source token or about the upper layers.
@@ -119,7 +121,7 @@ class Flow(Analysis[FlowState]):
         table = _layers_table(state)
         if record is None:
             tables = (table, _texts_table(state))
-            return Result(_headline(table), tables, (_layers_figure(state),))
+            return Result(_headline(table), tables, (_layers_figure(state),), NOTES)
         text = record.texts[0]
         if not (sources := self._sources(text)):
             raise SettingsError(*self._absent(text))
@@ -127,7 +129,7 @@ class Flow(Analysis[FlowState]):
         figures = [_layers_figure(state), _coloured_text(state, paths, text)]
         if len(text) <= GRAPH_TOKENS:
             figures.append(_graph(state, paths, text))
-        return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures))
+        return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures), NOTES)
 
     def _values(
         self, state: FlowState, record: ForwardRecord, indices: Sequence[int], sources: tuple[int, ...]
@@ -209,7 +211,7 @@ def _pairs_table(state: FlowState, paths: Paths, text: TokenizedText) -> Table:
     frame["start"] = pd.array(text.start, dtype="Int64")[tokens]
     frame["end"] = pd.array(text.end, dtype="Int64")[tokens]
     frame["attention"], frame["rollout"] = paths.attention[at], paths.rollout[at]
-    frame["flow"], frame["flow_share"] = paths.flow[at], paths.shares[:, METHODS.index("flow")][at]
+    frame["flow_value"], frame["flow_share"] = paths.flow[at], paths.shares[:, METHODS.index("flow")][at]
     frame["bound"], frame["saturated"] = paths.bound[tokens], paths.saturated[at]
     return Table("flow", "From each source to each input token", frame, PAIRS)
 
@@ -224,7 +226,7 @@ PAIRS = {
     "end": "one past its last character",
     "attention": "mean attention of that layer's heads, 0 to 1",
     "rollout": "rollout, 0 to 1; a row sums to 1",
-    "flow": "maximum flow, 0 to 1",
+    "flow_value": "raw maximum flow, 0 to 1",
     "flow_share": "flow divided by its sum over input tokens",
     "bound": "min(1, column sum of the first layer's 0.5 A + 0.5 I)",
     "saturated": "whether the flow is the bound, to 1e-6",
@@ -266,7 +268,10 @@ def _coloured_text(state: FlowState, paths: Paths, text: TokenizedText) -> Figur
         for method, title in names.items()
     )
     title = f"From {text.labels[source]} (position {source}) to the input"
-    return Figure("flow-text", title, panels, note="Each row: the weights of all input tokens, which sum to 1.")
+    note = "Each row: the weights of all input tokens, which sum to 1."
+    if len(paths.sources) > 1:
+        note += f" The first of {len(paths.sources)} sources; the others are in the table."
+    return Figure("flow-text", title, panels, note=note)
 
 
 def _graph(state: FlowState, paths: Paths, text: TokenizedText) -> Figure:
@@ -278,6 +283,7 @@ def _graph(state: FlowState, paths: Paths, text: TokenizedText) -> Figure:
         (int(layer) + 1, int(query), int(key), float(between[layer, query, key]))
         for layer, query, key in zip(layers, queries, keys, strict=True)
     )
-    note = f"The {len(edges)} strongest edges between different tokens; the edge of 0.5 and more to itself is left out."
+    note = f"The {len(edges)} strongest capacities between different tokens (three a token), whatever the source; each "
+    note += "token's edge to itself, 0.5 or more, is left out."
     panel = LayeredGraph(text.labels, depth + 1, edges, "0.5 A, mean over heads")
     return Figure("flow-graph", "Strongest edges of the flow graph", (panel,), note=note)

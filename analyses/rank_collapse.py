@@ -30,6 +30,7 @@ VALUES = {
     "residual_composite": "|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf); 0 for equal tokens, may exceed 1",
     "residual_frobenius": "|X - 1 mean|_F / |X|_F, 0 to 1",
     **RANKS,
+    **{f"{name}_share": f"{name} / n, 0 to 1" for name in RANKS},
 }
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
@@ -76,12 +77,14 @@ class RankCollapse(Analysis[RankCollapseState]):
     The residual is X minus the mean token in every row, relative to X, in the composite norm sqrt(|.|_1 |.|_inf) and
     in Frobenius norm (Dong et al. 2021, whose code takes the mean too). Effective rank after Roy and Vetterli 2007;
     stable rank |A|_F^2 / |A|_2^2; the numerical rank counts singular values above n 2^-23 sigma_1. Ranks are bounded
-    by the number of tokens, so compare texts of one length. All from Gram matrices in float64.
+    by the number of tokens n, so across texts of different length compare rank / n. All from Gram matrices in float64.
 
     Example: bertgeo rank-collapse --spectra
     """
 
-    layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
+    layers: Selection = setting(
+        ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
+    )
     heads: Selection = setting(ALL, "Heads of --spectra, from 0: all, or such as 0,3-5,-1.")
     spectra: bool = setting(
         False, "Also the ranks of every attention matrix and of Q K^T; costs nearly half a forward pass."
@@ -134,7 +137,8 @@ class RankCollapse(Analysis[RankCollapseState]):
         if self.spectra:
             tables.append(_spectra_table(state))
             figures.append(_spectra_figure(state))
-        return Result(_headline(table), tuple(tables), tuple(figures))
+        note = f"Special tokens {'kept' if self.special == 'keep' else 'dropped'}."
+        return Result(_headline(table), tuple(tables), tuple(figures), (note,))
 
     def _kept(self, text: TokenizedText) -> NDArray[np.intp]:
         special = np.array(text.special, dtype=bool)
@@ -147,7 +151,8 @@ DEPTH = "0 is the first layer's input, l + 1 the output of layer l"
 def _measure(hidden: Floats) -> Floats:
     """The values of VALUES (text, depth, value) for hidden states (text, depth, token, width)."""
     n = np.full((*hidden.shape[:2], 1), float(hidden.shape[2]))
-    return np.concatenate([n, residuals(hidden), ranks(hidden, hidden.shape[2])], axis=-1)
+    rank = ranks(hidden, hidden.shape[2])
+    return np.concatenate([n, residuals(hidden), rank, rank / np.maximum(n, 1.0)], axis=-1)
 
 
 def _spectra(state: RankCollapseState, record: ForwardRecord, index: int, kept: NDArray[np.intp]) -> Floats:
@@ -170,7 +175,7 @@ def _depth_table(state: RankCollapseState) -> Table:
 
 
 def _headline(table: Table) -> Table:
-    shown = ["depth", *VALUES]
+    shown = ["depth", "n", "residual_composite", "residual_frobenius", *RANKS, "effective_rank_share"]
     return Table(table.name, table.title, table.frame[shown], table.columns)
 
 
@@ -201,13 +206,13 @@ def _depth_figure(state: RankCollapseState, special: str) -> Figure:
 
     residual = (series("residual_composite", "composite norm"), series("residual_frobenius", "Frobenius norm"))
     rank = (
-        series("effective_rank", "effective"),
-        series("stable_rank", "stable"),
-        series("numerical_rank", "numerical"),
+        series("effective_rank_share", "effective"),
+        series("stable_rank_share", "stable"),
+        series("numerical_rank_share", "numerical"),
     )
     panels = (
         Lines(residual, "depth", "relative residual", "Distance from equal tokens", low=0.0),
-        Lines(rank, "depth", "rank", "Rank of the token matrix", low=0.0),
+        Lines(rank, "depth", "rank / n", "Rank of the token matrix, per token", low=0.0),
     )
     texts = state.counts.texts
     note = f"Special tokens {'kept' if special == 'keep' else 'dropped'}. Depth 0 is the first layer's input."
@@ -226,7 +231,7 @@ def _spectra_figure(state: RankCollapseState) -> Figure:
             tuple(map(str, state.heads)),
             "layer",
             "head",
-            "rank",
+            name.replace("_", " "),
             high=None,
         )
         for matrix in MATRICES

@@ -65,7 +65,9 @@ def analyse(
             **provenance.describe_result(result),
         }
         report.write_run(content, draft)
-    screen.show(result, remarks, [folder / file for file in job.files + files], content, as_json=output.json)
+    shown = [*job.remarks, *result.notes, *(note for note in notes if "font" in note)]  # the rest stands in the figures
+    paths = [folder / file for file in [*job.files, *files, report.MARKER]]
+    screen.show(result, shown, paths, content, as_json=output.json)
     if texts.strict and job.incomplete:
         raise IncompleteError(
             f"{job.incomplete} lines were truncated, skipped or not decodable", "lines.csv in the report lists them."

@@ -684,9 +684,9 @@ def _paint_tree(tree: Floats, page: _Page, box: Box) -> None:
     ]
     axes = page.axes(box)
     axes.add_collection(LineCollection(branches, colors=style.QUIET, linewidths=0.6))
-    axes.set(
-        ylim=(len(tree) + 0.5, -0.5), xlim=(0, 1.03 * float(tree[:, 2].max()) or 1.0), yticks=[], xlabel="distance"
-    )
+    lowest, highest = float(tree[:, 2].min()), float(tree[:, 2].max())
+    start = lowest - 0.1 * (highest - lowest) if lowest > highest / 2 and lowest < highest else 0.0
+    axes.set(ylim=(len(tree) + 0.5, -0.5), xlim=(start, 1.03 * highest or 1.0), yticks=[], xlabel="distance")
     places = _round_places(MaxNLocator(2), *axes.get_xlim())
     axes.set_xticks(places, labels=_numbers(places))
     axes.spines[["left", "top", "right"]].set_visible(False)

@@ -75,7 +75,9 @@ class ModelOptions:
     """Which model, and where it computes."""
 
     model: str = option(
-        "minilm", "minilm (real, embedded), a hub name such as bert-base-uncased, or a folder.", panel="Model"
+        "minilm",
+        "minilm (all-MiniLM-L6-v2, embedded), a hub name such as bert-base-uncased, or a folder.",
+        panel="Model",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.", panel="Model")
     offline: bool = option(False, "Make no network request: hub models come from the local cache.", panel="Model")
@@ -99,10 +101,14 @@ class OutputOptions:
     output: Path | None = option(
         None, "Folder of the report. Default: bertgeo-report/COMMAND.", "--output", "-o", panel="Output", metavar="DIR"
     )
-    force: bool = option(False, "Replace a folder that bertgeo did not write.", panel="Output")
+    force: bool = option(
+        False, "Replace a folder that bertgeo did not write (its own reports are replaced anyway).", panel="Output"
+    )
     format: Literal["csv", "parquet", "jsonl"] = option("csv", "Format of tables.", panel="Output")
     figures: Literal["png", "svg", "pdf", "none"] = option("png", "Format of figures.", panel="Output")
-    json: bool = option(False, "Print one JSON document instead of a table.", panel="Output")
+    json: bool = option(
+        False, "Print one JSON document instead of a table; the report is written all the same.", panel="Output"
+    )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ BUILT_IN = {
     "check": """Prove what was loaded: weights, vocabulary, and the recorded pass recomputed from its parts.
 
     Every recorded tensor of the sample sentences is computed again in float64 from those before it; attention also
-    from the bilinear forms M_h with their biases. Then row sums, determinism, batches and padding. Exit 4 when a
-    proof fails.
+    from the bilinear forms, softmax(x~ M~ x~^T / sqrt(dk)) with x~ = (x, 1) and M~ = [W_Q b_Q]^T [W_K b_K]. Then row
+    sums, determinism, batches and padding. Exit 4 when a proof fails.
 
     Example: bertgeo check --model bert-base-uncased
     """,

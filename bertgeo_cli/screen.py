@@ -36,10 +36,11 @@ def say(text: str) -> None:
 def say_model(loaded: LoadedModel) -> None:
     """Which model answers, and how to choose another."""
     shape = loaded.shape
-    other = "; for BERT-base: --model bert-base-uncased" if loaded.identity["kind"] == "embedded" else ""
-    say(
-        f"Model: {loaded.name} ({shape.layers} layers, {shape.heads} heads, width {shape.width}, {loaded.dtype}){other}"
-    )
+    embedded = loaded.identity["kind"] == "embedded"
+    what = "all-MiniLM-L6-v2, a BERT tuned as a sentence encoder; " if embedded else ""
+    other = "; for BERT-base: --model bert-base-uncased" if embedded else ""
+    sizes = f"{shape.layers} layers, {shape.heads} heads, width {shape.width}, {loaded.dtype}"
+    say(f"Model: {loaded.name} ({what}{sizes}){other}")
 
 
 def console() -> Console:
@@ -123,7 +124,11 @@ def show_proofs(proofs: Sequence[Proof], *, as_json: bool) -> None:
     rows = [
         ("pass" if proof.holds else "FAIL", proof.name, proof.measured, proof.bound, proof.what) for proof in proofs
     ]
-    print_rows("What was loaded, proved", ["", "proof", "measured", "bound", "what"], rows)
+    print_rows(
+        "What was loaded, proved on the sample sentences (measured: worst deviation, relative where values exceed 1)",
+        ["", "proof", "measured", "bound", "what"],
+        rows,
+    )
 
 
 def summary(source: Mapping[str, Any]) -> str:

@@ -99,11 +99,11 @@ def test_the_table_of_a_text_equals_the_reference_pass(minilm: LoadedModel, sour
             np.testing.assert_allclose(rows["rollout"], product[start], atol=1e-5)
             if source != "all" or start % 4 == 0:
                 flow = np.array([flow_by_networkx(mixing[: layer + 1], start, sink) for sink in range(n)])
-                np.testing.assert_allclose(rows["flow"], flow, atol=1e-5)
+                np.testing.assert_allclose(rows["flow_value"], flow, atol=1e-5)
                 np.testing.assert_allclose(rows["flow_share"], flow / flow.sum(), atol=1e-5)
     bound = np.minimum(1.0, mixing[0].sum(axis=0))
     np.testing.assert_allclose(frame[frame["layer"] == 0]["bound"][:n], bound, atol=1e-5)
-    saturated = frame["flow"] >= frame["bound"] - 1e-6
+    saturated = frame["flow_value"] >= frame["bound"] - 1e-6
     assert frame["saturated"].tolist() == saturated.tolist()
 
 
@@ -131,7 +131,7 @@ def _by_loops(frame, tokens) -> dict:
         here["entropy"] = np.mean([reference.entropy(row) for row in matrix])
         here["mass_self"] = np.mean([matrix[i, i] for i in range(n)])
         if method == "flow":
-            here["flow_total"] = rows["flow"].to_numpy().reshape(n, n).sum(axis=1).mean()
+            here["flow_total"] = rows["flow_value"].to_numpy().reshape(n, n).sum(axis=1).mean()
             here["saturated"] = rows["saturated"].mean()
         values[layer, method] = here
     return values

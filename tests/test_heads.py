@@ -393,7 +393,7 @@ def test_leaves_lie_beside_their_nearest_and_come_out_the_same_twice() -> None:
 def test_the_nearest_are_the_smallest_distances(tiny_model: LoadedModel, settings: dict[str, Any]) -> None:
     tables = of_weights(tiny_model, nearest=3, **settings)
     near = tables["heads-nearest"]
-    assert near["value"].notna().all()
+    assert near["pair_value"].notna().all()
     assert (near["place"] <= 3).all()
     assert near.groupby([*KEYS[:2], *({"subspaces", "composition"} & set(near))])[
         "distance"
@@ -413,7 +413,7 @@ FROM_VALUE: dict[str, Callable[[Floats], Floats]] = {
 def test_distances_follow_from_values(tiny_model: LoadedModel, metric: str) -> None:
     of = of_texts(tiny_model, ["the old cat"], metric=metric) if metric in TEXT_METRICS else None
     near = (of or of_weights(tiny_model, metric=metric))["heads-nearest"]
-    np.testing.assert_allclose(near["distance"], FROM_VALUE[metric](near["value"].to_numpy()), atol=1e-9)
+    np.testing.assert_allclose(near["distance"], FROM_VALUE[metric](near["pair_value"].to_numpy()), atol=1e-9)
 
 
 @pytest.mark.parametrize("settings", [{"subspaces": "OQ"}, {"metric": "composition", "composition": "K"}])
@@ -424,9 +424,9 @@ def test_a_pair_of_layers_counts_by_its_earlier_head(tiny_model: LoadedModel, se
         forth = (row.layer, row.head, row.other_layer, row.other_head)
         back = (*forth[2:], *forth[:2])
         if row.layer != row.other_layer:
-            assert row.value == values[min(forth, back)]
+            assert row.pair_value == values[min(forth, back)]
         else:
-            assert row.value == pytest.approx((values[forth] + values[back]) / 2)
+            assert row.pair_value == pytest.approx((values[forth] + values[back]) / 2)
 
 
 def test_figures_follow_the_clustering_and_say_how_well_a_plane_does(minilm: LoadedModel) -> None:

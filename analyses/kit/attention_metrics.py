@@ -104,7 +104,10 @@ METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
     ),
     "cls_entropy": (_cls_entropy, "entropy of the [CLS] row, nats; empty when [CLS] is dropped"),
     "confidence": (lambda seen: seen.kept.max(axis=-1, initial=0.0), "row maximum, 0 to 1"),
-    "distance": (lambda seen: mean_distance(seen.kept, list(seen.positions)), "sum_j A_ij |i - j|, tokens (or words)"),
+    "distance": (
+        lambda seen: mean_distance(seen.kept, list(seen.positions)),
+        "sum_j A_ij |i - j|, tokens (or words); special tokens have places too",
+    ),
     "mass_self": (_offset(0), "weight on the query itself, 0 to 1"),
     "mass_previous": (_offset(-1), "weight on the position before, 0 to 1; the first row counts as 0"),
     "mass_next": (_offset(1), "weight on the position after, 0 to 1; the last row counts as 0"),

@@ -135,7 +135,11 @@ class Heads:
         about |= {self.kind_column: kinds[self.kind_column]} if self.kind_column else {}
         about |= {"layer": "layer, from 0", "head": "head, from 0"}
         about |= {"other_layer": "layer of the other head", "other_head": "the other head"}
-        return about | {"value": self.words.unit} | dict(others)
+        mutual = (
+            "value of the pair: its value where both directions agree; else, by our own choice, that of the earlier "
+            "head with the later, and within a layer the mean of both directions"
+        )
+        return about | {"value": self.words.unit, "pair_value": mutual} | dict(others)
 
 
 def pairs_table(heads: Heads, others: Mapping[str, str]) -> Table:
@@ -156,8 +160,8 @@ def nearest_table(heads: Heads, count: int) -> Table:
         rows, columns = np.repeat(np.arange(len(chosen)), chosen.shape[1]), chosen.ravel()
         frame = heads.index(one, rows, columns)
         frame["place"] = np.tile(np.arange(1, chosen.shape[1] + 1), len(chosen))
-        frame["value"], frame["distance"] = one.pairs[rows, columns], one.distances[rows, columns]
-        frames.append(frame[frame["value"].notna()])
+        frame["pair_value"], frame["distance"] = one.pairs[rows, columns], one.distances[rows, columns]
+        frames.append(frame[frame["pair_value"].notna()])
     others = {"place": "1 for the nearest", "distance": heads.words.distance}
     return Table("heads-nearest", "Nearest heads", pd.concat(frames, ignore_index=True), heads.descriptions(others))
 
@@ -175,7 +179,7 @@ def summary_table(heads: Heads) -> Table:
     ]
     others = {
         "pairs": "pairs of heads of one layer, or of different layers",
-        "count": "pairs that have a value",
+        "count": "pairs that have a value (pair_value of the other tables)",
         "mean": f"mean of: {heads.words.unit}",
         "std": "standard deviation over pairs (n - 1)",
         "low": "smallest value",
@@ -206,7 +210,9 @@ def closest_table(heads: Heads) -> Table:
         rows, columns = np.triu_indices(len(heads.places), 1)
         chosen = np.argsort(one.distances[rows, columns], kind="stable")[:count]
         frame = heads.index(one, rows[chosen], columns[chosen])
-        frame["value"] = one.pairs[rows[chosen], columns[chosen]]
+        frame["pair_value"] = one.pairs[rows[chosen], columns[chosen]]
         frames.append(frame)
     frame = pd.concat(frames, ignore_index=True)
-    return Table("heads-closest", "The closest pairs of heads", frame, heads.descriptions({}))
+    directed = any(one.directed for one in heads.comparisons)
+    rule = ": the earlier head with the later, within a layer the mean of both directions" if directed else ""
+    return Table("heads-closest", f"The closest pairs of heads{rule}", frame, heads.descriptions({}))
