@@ -66,7 +66,7 @@ class Attention(Analysis[AttentionState]):
         "rows. The masses on [CLS], [SEP], punctuation and other always count every key.",
     )
     words: bool = setting(False, "Measure between words: sum over a word's key pieces, mean over its query pieces.")
-    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
 
     @property

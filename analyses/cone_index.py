@@ -99,7 +99,7 @@ class ConeIndex(Analysis[ConeIndexState]):
         ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
     )
     heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")
-    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
 
     @property

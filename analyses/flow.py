@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,7 +97,7 @@ class Flow(Analysis[FlowState]):
 
     layers: Selection = setting(ALL, "Layers to report, from 0: all, or such as 0,3-5,-1. Lower ones always take part.")
     source: str = setting("cls", "The token above: cls, all, a position such as 3, or a token's text.", name="from")
-    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
 
     @property
@@ -119,6 +120,8 @@ class Flow(Analysis[FlowState]):
 
     def finalize(self, state: FlowState, record: ForwardRecord | None) -> Result:
         table = _layers_table(state)
+        if state.counts.texts and not state.moments.count.any() and record is None:
+            raise SettingsError(f"no text has a token {self.source!r} to start from", "Choose --from cls or all.")
         if record is None:
             tables = (table, _texts_table(state))
             return Result(_headline(table), tables, (_layers_figure(state),), NOTES)
@@ -147,7 +150,7 @@ class Flow(Analysis[FlowState]):
             return tuple(range(len(text)))
         if self.source == "cls":
             return () if text.cls is None else (text.cls,)
-        if self.source.lstrip("-").isdigit():
+        if re.fullmatch("-?[0-9]+", self.source):
             position = int(self.source)
             return (position % len(text),) if -len(text) <= position < len(text) else ()
         return tuple(at for at, label in enumerate(text.labels) if label == self.source)

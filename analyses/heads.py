@@ -83,7 +83,9 @@ class HeadsAgainstHeads(Analysis[HeadsState]):
     def listing(self) -> Table | None:
         if self.metric == "list":
             return metrics_table()
-        self._kinds(known_metric(self.metric))
+        known_metric(self.metric)
+        for metric in ("projection-kernel", "composition"):
+            self._kinds(metric)  # a wrong --composition is refused even where another metric would not read it
         if self.nearest < 1:
             raise SettingsError(f"{self.nearest} nearest heads are no list", "Give --nearest 1 or more.")
         return None
@@ -111,6 +113,7 @@ class HeadsAgainstHeads(Analysis[HeadsState]):
         return Result(closest_table(answer.heads), tables, figures, answer.notes)
 
     def _kinds(self, metric: str) -> tuple[str, ...]:
+        """The kinds of value that a metric has by these settings. Raises SettingsError for unknown ones."""
         if metric == "projection-kernel":
             return kinds_of(self.subspaces, SUBSPACES, "pair of subspaces")
         return kinds_of(self.composition, COMPOSITIONS, "composition") if metric == "composition" else ()

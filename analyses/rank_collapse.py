@@ -92,7 +92,7 @@ class RankCollapse(Analysis[RankCollapseState]):
     special: Literal["keep", "drop"] = setting(
         "keep", "Special tokens: keep them (as Dong et al. do), or drop their rows (and columns of --spectra)."
     )
-    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).")
+    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
 
     @property

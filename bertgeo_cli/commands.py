@@ -62,6 +62,7 @@ def analyse(
         content = provenance.describe(name, analysis, loaded, texts, job.source, job.how) | {
             "formats": {"tables": output.format, "figures": output.figures},
             "notes": remarks,
+            "files": [*job.files, *files],
             **provenance.describe_result(result),
         }
         report.write_run(content, draft)
@@ -92,8 +93,16 @@ def _refuse_conflicts(texts: InputOptions) -> None:
         raise UsageError("both a text and --corpus were given", "Give one of them.")
     if texts.pair is not None and texts.text is None:
         raise UsageError("--pair was given without a text", "Give the first text before it.")
-    if texts.text is not None and is_empty(texts.text):
-        raise UsageError(f"the text {texts.text!r} is empty", "Give a text with something to read in it.")
+    for text in (texts.text, texts.pair):
+        if text is not None:
+            _refuse_unreadable(text)
+
+
+def _refuse_unreadable(text: str) -> None:
+    if is_empty(text):
+        raise UsageError(f"the text {text!r} is empty", "Give a text with something to read in it.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"the text {text!r} is no valid Unicode", "It holds bytes that are not UTF-8, or half a pair.")
 
 
 def info(model: ModelOptions, plain: PlainOptions) -> None:
@@ -128,8 +137,9 @@ def record(chosen: RecordOptions, model: ModelOptions, plain: PlainOptions) -> N
     """Write every recorded tensor of one text to a safetensors file."""
     from .archive import save_record
 
-    if is_empty(chosen.text):
-        raise UsageError(f"the text {chosen.text!r} is empty", "Give a text with something to read in it.")
+    for given in (chosen.text, chosen.pair):
+        if given is not None:
+            _refuse_unreadable(given)
     if chosen.output.exists() and not chosen.force:
         raise UsageError(f"{chosen.output} exists", "Choose another file, or replace it by --force.")
     loaded = open_model(model)

@@ -168,12 +168,13 @@ def open_lines(source: Path | str, encoding: str) -> Iterator[IO[str]]:
         raise UsageError(f"unknown encoding {encoding!r}", "Try utf-8, latin-1, cp1252 or utf-16.") from None
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"
-    file = sys.stdin.fileno() if source == "-" else source
     try:
-        with open(file, encoding=encoding, errors="surrogateescape", closefd=source != "-") as stream:
-            yield stream
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise UsageError(f"cannot read the corpus {source}: {error.strerror}", "Check the path of --corpus.") from None
+        file = sys.stdin.fileno() if source == "-" else source
+        stream = open(file, encoding=encoding, errors="surrogateescape", closefd=source != "-")  # noqa: SIM115
+    except (OSError, LookupError, ValueError) as error:
+        raise UsageError(f"cannot read the corpus {source}: {error}", "Check the path of --corpus.") from None
+    with stream:
+        yield stream
 
 
 def read_lines(stream: Iterable[str], reading: Reading, name: str) -> Iterator[Line]:
@@ -202,6 +203,10 @@ def _decoded(stream: Iterable[str], encoding: str) -> Iterator[tuple[str, str]]:
     except UnicodeDecodeError as error:
         # Encodings of several bytes a character, such as utf-16: after a fault no line break can be found.
         yield "", f"bytes {error.object[error.start : error.end].hex(' ')} are not {encoding}, reading ends here"
+    except UnicodeError as error:
+        yield "", f"{error}, reading ends here"
+    except OSError as error:
+        raise BertgeoError(f"cannot read on: {error}", "Check the corpus.") from None
 
 
 def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, TokenizedText | None]]:

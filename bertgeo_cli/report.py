@@ -33,7 +33,7 @@ def draft(folder: Path, *, force: bool) -> Iterator[Path]:
     Raises UsageError before any work when the folder may not be replaced or its parent not written.
     """
     check_replaceable(folder, force=force)
-    target = folder.absolute()
+    target = folder.resolve()
     temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
     new_parent = not target.parent.exists()
     try:
@@ -47,7 +47,7 @@ def draft(folder: Path, *, force: bool) -> Iterator[Path]:
         _flush(temporary)
         _replace(target, temporary)
     except OSError as error:
-        raise BertgeoError(f"cannot write {folder}: {error.strerror}", "Nothing was replaced.") from error
+        raise BertgeoError(f"cannot write {folder}: {error.strerror or error}", "Nothing was replaced.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if new_parent:
@@ -57,16 +57,34 @@ def draft(folder: Path, *, force: bool) -> Iterator[Path]:
 
 def check_replaceable(folder: Path, *, force: bool) -> None:
     """Raise UsageError when `folder` cannot be made, or holds something that no run of ours wrote."""
-    if folder.exists() and not folder.is_dir():
+    try:
+        _check_replaceable(folder.resolve(), folder, force)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", "Choose another --output folder.") from None
+
+
+def _check_replaceable(target: Path, folder: Path, force: bool) -> None:
+    if target.exists() and not target.is_dir():
         raise UsageError(f"--output {folder} is a file", "Choose a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file() and not force:
+    foreign = sorted(_foreign(target)) if target.is_dir() and not force else []
+    if foreign:
         raise UsageError(
-            f"--output {folder} holds files that bertgeo did not write",
+            f"--output {folder} holds files that bertgeo did not write: {', '.join(foreign[:5])}",
             "Choose another folder, or replace it by --force.",
         )
-    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    above = next(parent for parent in target.parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UsageError(f"cannot write to {folder}: {above.name or above} is not a writable folder", "Choose another.")
+
+
+def _foreign(target: Path) -> set[str]:
+    """Names in a folder that its run.json, if it is one of ours, does not list."""
+    names = {path.name for path in target.iterdir()}
+    try:
+        run = json.loads((target / MARKER).read_text(encoding="utf-8"))
+        return names - {MARKER, *run["files"]} if "bertgeo" in run["versions"] else names
+    except (OSError, ValueError, KeyError, TypeError):
+        return names
 
 
 def _remove_leftovers(target: Path) -> None:

@@ -165,3 +165,14 @@ def test_a_corpus_is_the_mean_and_deviation_of_its_texts(minilm: LoadedModel) ->
     assert whole.tables[1].frame["residual_composite"].tolist() == pytest.approx(
         np.concatenate([frame["residual_composite"] for frame in single])
     )
+
+
+def test_spectra_without_special_tokens_leave_out_their_rows_and_columns(minilm: LoadedModel) -> None:
+    result = analyse_text([RankCollapse(spectra=True, special="drop")], minilm, texts_of(minilm)[0], Pass())[0]
+    frame = next(table.frame for table in result.tables if table.name == "rank-collapse-spectra")
+    tokens = reference.tokenize(TEXTS[0])
+    kept = [at for at, kind in enumerate(tokens.kinds()) if kind not in ("cls", "sep")]
+    attention = reference.forward(tokens.ids, tokens.segments)["attention"]
+    for row in frame[frame["matrix"] == "attention"].itertuples():
+        wanted = by_svd(attention[row.layer, row.head][np.ix_(kept, kept)], len(kept))
+        assert [row.effective_rank, row.stable_rank] == pytest.approx(wanted[:2], rel=1e-4)

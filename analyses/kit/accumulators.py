@@ -95,7 +95,9 @@ class Sample:
 
     @classmethod
     def empty(cls, size: int, seed: int) -> Self:
-        """Nothing seen yet: the identity of merge."""
+        """Nothing seen yet: the identity of merge. Raises ValueError for a negative size."""
+        if size < 0:
+            raise ValueError(f"a sample has 0 texts or more, not {size}")
         return cls(size, seed)
 
     def add(self, text: str, line: int, part: int, values: Floats) -> None:

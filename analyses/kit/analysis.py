@@ -59,9 +59,10 @@ class Selection:
 ALL = Selection("all")
 
 
-def setting(default: Any, help: str, *, name: str | None = None) -> Any:  # noqa: A002 (the field's word)
-    """A dataclass field that is an option of the command line: its default and one line of help."""
-    return dataclasses.field(default=default, metadata={"help": help, "names": (f"--{name}",) if name else ()})
+def setting(default: Any, help: str, *, name: str | None = None, least: int | None = None) -> Any:  # noqa: A002
+    """A dataclass field that is an option of the command line: its default, a line of help, its least value."""
+    metadata = {"help": help, "names": (f"--{name}",) if name else (), "extra": {} if least is None else {"min": least}}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass
