@@ -349,7 +349,7 @@ def test_json_of_a_failed_run_prints_nothing_on_stdout(fast: Run) -> None:
 def test_stdout_holds_results_and_paths_and_stderr_the_rest(fast: Run, tmp_path: Path) -> None:
     done = fast("attention", "the cat", "-o", "out")
     paths = [line for line in done.stdout.splitlines() if line.startswith("out/")]
-    assert sorted(paths) == sorted(f"out/{name}" for name in files_of(tmp_path / "out") if name != "run.json")
+    assert sorted(paths) == sorted(f"out/{name}" for name in files_of(tmp_path / "out"))
     assert "Model" not in done.stdout
     assert "Special tokens" in done.stderr
     assert "entropy" in done.stdout
@@ -395,15 +395,56 @@ def test_a_rerun_replaces_its_folder_and_writes_the_same_bytes(
     fast: Run, tmp_path: Path, name: str, given: str
 ) -> None:
     (tmp_path / "corpus.txt").write_text(CORPUS)
+    assert fast(name, *INPUTS[given], "-o", "out", "--format", "jsonl", "--figures", "none").exit_code == 0
     first = fast(name, *INPUTS[given], "-o", "out", "--figures", "png")
     assert first.exit_code == 0, first.output
     before = files_of(tmp_path / "out")
-    (tmp_path / "out" / "old.csv").write_text("of a former run")
+    assert not [file for file in before if file.endswith(".jsonl")]
     second = fast(name, *INPUTS[given], "-o", "out", "--figures", "png")
     assert files_of(tmp_path / "out") == before
     assert second.stdout == first.stdout
     assert "run.json" in before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_f8_a_users_file_in_a_report_and_a_run_json_of_others_are_not_lost(fast: Run, tmp_path: Path) -> None:
+    assert fast("attention", "the cat", "-o", "out").exit_code == 0
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("{}")
+    for folder in ("out", "other"):
+        assert_error(fast("attention", "the cat", "-o", folder), 2)
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+    assert (tmp_path / "other" / "run.json").read_text() == "{}"
+    assert fast("attention", "the cat", "-o", "out", "--force").exit_code == 0
+    assert not (tmp_path / "out" / "thesis.txt").exists()
+
+
+def test_a_link_to_a_folder_is_followed(fast: Run, tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    assert fast("attention", "the cat", "-o", "link").exit_code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target" / "run.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("attention", "--sample", "-1"),
+        ("attention", "the cat", "--pair", " "),
+        ("attention", "the \udc80"),
+        ("flow", "the cat", "--from", "\u00b2"),
+        ("flow", "--corpus", "corpus.txt", "--from", "zebra"),
+        ("heads", "--composition", "Z"),
+        ("attention", "the cat", "-o", "x" * 300),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fast: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "corpus.txt").write_text("the cat\n")
+    done = fast(*arguments)
+    assert done.exit_code == 2, done.output
+    assert "fault of bertgeo" not in done.stderr
 
 
 def test_no_file_names_a_machine_or_a_time(fast: Run, tmp_path: Path, tiny_folder: Path) -> None:
