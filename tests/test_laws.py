@@ -39,14 +39,18 @@ Numbered = tuple[int, str]
 TOLERANCE = 1e-9
 
 
+READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}
+"""Settings by which an analysis whose default reads the weights alone reads texts."""
+
+
 def default_analyses() -> list[Any]:
-    """Every analysis of texts with its default settings; one that records nothing is skipped, with the reason."""
+    """Every analysis with its default settings, or those that read texts; what records nothing is skipped."""
     params = []
     for entry in registry.entries().values():
-        analysis = entry.load()()
-        if analysis.uses_texts:
+        for chosen in READING_TEXTS.get(entry.name, ({},)):
+            analysis = entry.load()(**chosen)
             silent = pytest.mark.skipif(not analysis.needs, reason=f"{entry.name} records nothing")
-            params.append(pytest.param(analysis, id=entry.name, marks=silent))
+            params.append(pytest.param(analysis, id=" ".join([entry.name, *chosen.values()]), marks=silent))
     return params
 
 

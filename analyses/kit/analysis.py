@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -78,6 +78,15 @@ class State:
         return type(self)(**merged)
 
 
+def refuse_unknown_metric(metric: str, known: Iterable[str]) -> None:
+    """Raise SettingsError for a metric that is not `known`, and with the reason for the mean attention weight."""
+    hint = f"Choose from {', '.join(known)}."
+    if metric.replace("_", "-") in ("mean", "mean-attention", "attention"):
+        raise SettingsError("the mean attention weight is no metric: rows sum to 1, so it is 1/n for every head", hint)
+    if metric not in known:
+        raise SettingsError(f"unknown metric {metric!r}", hint)
+
+
 def _merged(first: Any, second: Any) -> Any:
     if hasattr(first, "merge"):
         return first.merge(second)
@@ -95,7 +104,6 @@ S = TypeVar("S", bound=State)
 class Analysis(ABC, Generic[S]):
     """A question to a model. The class docstring is the command's help; dataclass fields are its options."""
 
-    uses_texts: ClassVar[bool] = True
     optional_values: ClassVar[Mapping[str, str]] = {}
     """Settings whose option may stand without a value, and what it then means: {"metric": "list"}."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .analysis import SettingsError
+from .analysis import refuse_unknown_metric
 from .maths import entropy, keys_to_reach, mean_distance, normalised_rows
 from .units import Units
 
@@ -131,11 +131,5 @@ def chosen_metrics(names: str) -> tuple[str, ...]:
         return tuple(METRICS)
     chosen = tuple(dict.fromkeys(("n", *(name.strip().replace("-", "_") for name in names.split(",")))))
     for name in chosen:
-        if name in ("mean", "mean_attention", "attention"):
-            raise SettingsError(
-                "the mean attention weight is no metric: rows sum to 1, so it is 1/n whatever the head does",
-                f"Choose from {', '.join(METRICS)}.",
-            )
-        if name not in METRICS:
-            raise SettingsError(f"unknown metric {name!r}", f"Choose from {', '.join(METRICS)}.")
+        refuse_unknown_metric(name, METRICS)
     return chosen

@@ -125,6 +125,11 @@ class Heads:
             frame[f"{prefix}head"] = np.array([place.head for place in self.places])[at]
         return frame
 
+    def table(self, name: str, title: str, frame: pd.DataFrame, others: Mapping[str, str]) -> Table:
+        """A table whose columns, and no others, are described; `others` describes those beyond `index` and values."""
+        columns = {column: text for column, text in self.descriptions(others).items() if column in frame}
+        return Table(name, title, frame, columns)
+
     def descriptions(self, others: Mapping[str, str]) -> dict[str, str]:
         """What every column of a table is: those of `index`, then the others."""
         kinds = {
@@ -149,7 +154,7 @@ def pairs_table(heads: Heads, others: Mapping[str, str]) -> Table:
     for one in heads.comparisons:
         frame = heads.index(one, rows, columns).assign(value=one.values[rows, columns])
         frames.append(frame.assign(**{name: one.columns[name][rows, columns] for name in others}))
-    return Table("heads-pairs", "Head against head", pd.concat(frames, ignore_index=True), heads.descriptions(others))
+    return heads.table("heads-pairs", "Head against head", pd.concat(frames, ignore_index=True), others)
 
 
 def nearest_table(heads: Heads, count: int) -> Table:
@@ -163,7 +168,7 @@ def nearest_table(heads: Heads, count: int) -> Table:
         frame["pair_value"], frame["distance"] = one.pairs[rows, columns], one.distances[rows, columns]
         frames.append(frame[frame["pair_value"].notna()])
     others = {"place": "1 for the nearest", "distance": heads.words.distance}
-    return Table("heads-nearest", "Nearest heads", pd.concat(frames, ignore_index=True), heads.descriptions(others))
+    return heads.table("heads-nearest", "Nearest heads", pd.concat(frames, ignore_index=True), others)
 
 
 def summary_table(heads: Heads) -> Table:
@@ -185,9 +190,7 @@ def summary_table(heads: Heads) -> Table:
         "low": "smallest value",
         "high": "largest value",
     }
-    frame = pd.DataFrame(rows)
-    columns = {name: text for name, text in heads.descriptions(others).items() if name in frame}
-    return Table("heads-summary", "Pairs of heads in brief", frame, columns)
+    return heads.table("heads-summary", "Pairs of heads in brief", pd.DataFrame(rows), others)
 
 
 def _spread(values: Floats) -> dict[str, float]:
@@ -215,4 +218,4 @@ def closest_table(heads: Heads) -> Table:
     frame = pd.concat(frames, ignore_index=True)
     directed = any(one.directed for one in heads.comparisons)
     rule = ": the earlier head with the later, within a layer the mean of both directions" if directed else ""
-    return Table("heads-closest", f"The closest pairs of heads{rule}", frame, heads.descriptions({}))
+    return heads.table("heads-closest", f"The closest pairs of heads{rule}", frame, {})

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from .accumulators import Moments
-from .analysis import SettingsError
+from .analysis import SettingsError, refuse_unknown_metric
 from .comparison import Comparison, Heads, Place, Words, comparison, mutual, runs_before
 from .divergence import jensen_shannon, row_correlation
 from .record import HeadWeights
@@ -95,13 +95,7 @@ def canonical(metric: str) -> str:
 def known_metric(metric: str) -> str:
     """The metric's name. Raises SettingsError for an unknown one, with the reason for the mean."""
     name = canonical(metric)
-    if name in ("mean", "mean-attention", "attention"):
-        raise SettingsError(
-            "the mean attention weight compares nothing: rows sum to 1, so it is 1/n whatever the head does",
-            f"Choose from {', '.join(METRICS)}.",
-        )
-    if name not in METRICS:
-        raise SettingsError(f"unknown metric {metric!r}", f"Choose from {', '.join(METRICS)}.")
+    refuse_unknown_metric(name, METRICS)
     return name
 
 
