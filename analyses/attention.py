@@ -83,15 +83,18 @@ class Attention(Analysis[AttentionState]):
         for index, text in enumerate(record.texts):
             values = self._values(state, record, index)
             state.moments.add(values[None])
-            state.sample.add(text.text, text.line, text.part, values)
+            state.sample.add([text], values[None])
         state.counts.add([len(text) for text in record.texts])
+
+    def per_text(self, state: AttentionState) -> Table:
+        return _texts_table(state, chosen_metrics(self.metrics))
 
     def finalize(self, state: AttentionState, record: ForwardRecord | None) -> Result:
         names = chosen_metrics(self.metrics)
         heads = self._heads_table(state, names)
         tables, figures = [heads], [_overview(state, names)]
         if record is None:
-            tables.append(_texts_table(state, names))
+            tables.append(self.per_text(state))
         else:
             tables.extend(self._text_tables(state, record))
             figures.append(self._maps(state, record))

@@ -127,12 +127,15 @@ class ConeIndex(Analysis[ConeIndexState]):
             n, cone = values[..., 0], np.nan_to_num(values[..., 1])
             state.square_sums.add(np.stack([n, n**2, cone**2], axis=-1))
             state.moments.add(values[None])
-            state.sample.add(text.text, text.line, text.part, values)
+            state.sample.add([text], values[None])
         state.counts.add([len(text) for text in record.texts])
+
+    def per_text(self, state: ConeIndexState) -> Table:
+        return _texts_table(state)
 
     def finalize(self, state: ConeIndexState, record: ForwardRecord | None) -> Result:
         table = _cone_table(state)
-        tables = [table] if record is not None else [table, _texts_table(state)]
+        tables = [table] if record is not None else [table, self.per_text(state)]
         figure = _depth_figure(state)
         return Result(_headline(table), tuple(tables), (figure,), _notes(state))
 

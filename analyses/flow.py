@@ -115,15 +115,18 @@ class Flow(Analysis[FlowState]):
             for index, values in zip(indices, self._values(state, record, indices, sources), strict=True):
                 text = record.texts[index]
                 state.moments.add(values[None])
-                state.sample.add(text.text, text.line, text.part, values)
+                state.sample.add([text], values[None])
         state.counts.add([len(text) for text in record.texts])
+
+    def per_text(self, state: FlowState) -> Table:
+        return _texts_table(state)
 
     def finalize(self, state: FlowState, record: ForwardRecord | None) -> Result:
         table = _layers_table(state)
         if state.counts.texts and not state.moments.count.any() and record is None:
             raise SettingsError(f"no text has a token {self.source!r} to start from", "Choose --from cls or all.")
         if record is None:
-            tables = (table, _texts_table(state))
+            tables = (table, self.per_text(state))
             return Result(_headline(table), tables, (_layers_figure(state),), NOTES)
         text = record.texts[0]
         if not (sources := self._sources(text)):

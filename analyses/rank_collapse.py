@@ -114,7 +114,7 @@ class RankCollapse(Analysis[RankCollapseState]):
             state.moments.add(values)
             for index, row in zip(texts, values, strict=True):
                 text = record.texts[index]
-                state.sample.add(text.text, text.line, text.part, row)
+                state.sample.add([text], row[None])
                 if self.spectra:
                     state.spectra.add(_spectra(state, record, index, kept)[None])
         state.counts.add([len(text) for text in record.texts])
@@ -127,13 +127,15 @@ class RankCollapse(Analysis[RankCollapseState]):
             while texts := list(islice(alike, together)):
                 yield texts
 
+    def per_text(self, state: RankCollapseState) -> Table:
+        index, columns = pd.DataFrame({"depth": state.depths}), {"depth": DEPTH}
+        return sample_table("rank-collapse-texts", "Residuals and ranks by text", state.sample, index, columns, VALUES)
+
     def finalize(self, state: RankCollapseState, record: ForwardRecord | None) -> Result:
         table = _depth_table(state)
         tables, figures = [table], [_depth_figure(state, self.special)]
         if record is None:
-            index, columns = pd.DataFrame({"depth": state.depths}), {"depth": DEPTH}
-            title = "Residuals and ranks by text"
-            tables.append(sample_table("rank-collapse-texts", title, state.sample, index, columns, VALUES))
+            tables.append(self.per_text(state))
         if self.spectra:
             tables.append(_spectra_table(state))
             figures.append(_spectra_figure(state))

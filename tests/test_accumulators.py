@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,10 +130,14 @@ def test_chosen_cells_are_a_copy() -> None:
 names = st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=15)
 
 
+def offer(sample: Sample, text: str, line: int, value: float) -> None:
+    sample.add([SimpleNamespace(text=text, line=line, part=0, id="")], np.array([[value]]))
+
+
 def sample_of(lines: Sequence[tuple[int, str]], size: int = 4, seed: int = 0) -> Sample:
     sample = Sample.empty(size, seed)
     for line, text in lines:
-        sample.add(text, line, 0, np.array([float(line)]))
+        offer(sample, text, line, float(line))
     return sample
 
 
@@ -177,9 +182,15 @@ def test_another_seed_draws_another_sample_and_does_not_merge() -> None:
         sample_of(lines, size=3).merge(sample_of(lines, size=4))
 
 
+def test_a_limited_sample_is_the_one_that_would_have_been_drawn() -> None:
+    lines = [(line, f"text {line}") for line in range(1, 41)]
+    assert kept(sample_of(lines, size=40).limited(4)) == kept(sample_of(lines, size=4))
+    assert sample_of(lines, size=40).limited(4).size == 4
+
+
 def test_the_sample_keeps_copies_of_values() -> None:
-    sample, values = Sample.empty(4, 0), np.array([1.0])
-    sample.add("text", 1, 0, values)
+    sample, values = Sample.empty(4, 0), np.array([[1.0]])
+    sample.add([SimpleNamespace(text="text", line=1, part=0, id="")], values)
     values[0] = 2.0
     assert kept(sample) == [(1, [1.0])]
 
@@ -191,7 +202,7 @@ def test_a_sample_of_no_texts_keeps_none() -> None:
 
 def test_merging_samples_leaves_both_alone() -> None:
     first, second = sample_of([(1, "a"), (2, "b")]), sample_of([(3, "c")])
-    first.merge(second).add("d", 4, 0, np.array([4.0]))
+    offer(first.merge(second), "d", 4, 4.0)
     assert [item.line for item in first.items] == [1, 2]
     assert [item.line for item in second.items] == [3]
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from .record import TokenizedText
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +78,7 @@ class Sampled:
     rank: str
     line: int
     part: int
+    id: str
     values: Floats
 
 
@@ -83,10 +87,9 @@ class Sample:
     """At most `size` texts, those with the smallest hash(seed, text): the same under any order and any cut.
 
     >>> sample = Sample.empty(size=2, seed=0)
-    >>> for line, text in enumerate(["one", "two", "three"], start=1):
-    ...     sample.add(text, line, 0, np.array([float(line)]))
-    >>> len(sample.rows())
-    2
+    >>> sample.add([], np.empty((0, 3)))
+    >>> sample.rows()
+    []
     """
 
     size: int
@@ -100,10 +103,10 @@ class Sample:
             raise ValueError(f"a sample has 0 texts or more, not {size}")
         return cls(size, seed)
 
-    def add(self, text: str, line: int, part: int, values: Floats) -> None:
-        """Offer one text; it stays if its hash is among the smallest."""
-        rank = hashlib.blake2b(f"{self.seed}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        self.items.append(Sampled(rank, line, part, np.array(values, dtype=np.float64)))
+    def add(self, texts: Sequence[TokenizedText], values: Floats) -> None:
+        """Offer texts with their values (text, ...); those stay whose hash is among the smallest."""
+        for text, own in zip(texts, values, strict=True):
+            self.items.append(Sampled(self._rank(text.text), text.line, text.part, text.id, np.array(own)))
         if len(self.items) >= 2 * self.size + 64:
             self.items = self._smallest(self.items)
 
@@ -117,8 +120,19 @@ class Sample:
         """The kept texts in the order of their lines."""
         return sorted(self._smallest(self.items), key=lambda item: (item.line, item.part))
 
+    def limited(self, size: int) -> Self:
+        """The sample that `size` would have kept; `size` may not exceed this one's."""
+        return type(self)(size, self.seed, sorted(self.items, key=_order)[:size])
+
+    def _rank(self, text: str) -> str:
+        return hashlib.blake2b(f"{self.seed}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
     def _smallest(self, items: Sequence[Sampled]) -> list[Sampled]:
-        return sorted(items, key=lambda item: (item.rank, item.line, item.part))[: self.size]
+        return sorted(items, key=_order)[: self.size]
+
+
+def _order(item: Sampled) -> tuple[str, int, int]:
+    return item.rank, item.line, item.part
 
 
 @dataclass

@@ -132,6 +132,10 @@ class Analysis(ABC, Generic[S]):
         """Add a batch to the state: the only mutation."""
         raise NotImplementedError(f"{type(self).__name__} reads weights alone and is never updated")
 
+    def per_text(self, state: S) -> Table | None:
+        """The values of every sampled text, a row for each place (layer, head ...); None where texts have none."""
+        return None
+
     @abstractmethod
     def finalize(self, state: S, record: ForwardRecord | None) -> Result:
         """The answer; `record` is there when there was a single text. Pure: the state stays as it was."""

@@ -74,7 +74,7 @@ class TokenizedText:
 
     `labels` are slices of the user's own text (special tokens keep their name), `start` and `end` count characters
     of the first text, or of the second where `segment` is 1; they are None for special tokens. `word` numbers the
-    tokenizer's words within a segment.
+    tokenizer's words within a segment. `id` and `group` are what the corpus says of the line, if it does.
     """
 
     line: int
@@ -92,6 +92,8 @@ class TokenizedText:
     cls: int | None
     sep: tuple[int, ...]
     part: int = 0
+    id: str = ""
+    group: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -46,6 +46,9 @@ def sample_table(
     for at, column in enumerate(text_columns):
         numbers = np.array([getattr(item, column) for item in items], dtype=np.int64)
         frame.insert(at, column, np.repeat(numbers, len(index)))
+    if any(item.id for item in items):
+        frame.insert(2, "id", np.repeat(np.array([item.id for item in items], dtype=object), len(index)))
+        text_columns["id"] = "the line's id, as the corpus gives it"
     names = list(value_columns)
     values = [rows(item.values).reshape(len(index), len(names)) for item in items]
     frame[names] = np.concatenate(values) if values else np.empty((0, len(names)))
