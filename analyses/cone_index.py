@@ -209,7 +209,8 @@ def _cone_table(state: ConeIndexState) -> Table:
         frame["between_texts_cosine"], frame["between_texts_pairs"] = cosine[at], pairs[at].astype(np.int64)
         columns["between_texts_cosine"] = "mean cosine of tokens of different texts, over all such pairs: the baseline"
         columns["between_texts_pairs"] = "number of those pairs"
-    return Table("cone-index", "Cone index by layer and point (mean over texts)", frame, columns)
+    title, counts = "Cone index by layer and point (mean over texts)", ("texts", "between_texts_pairs")
+    return Table("cone-index", title, frame, columns, counts)
 
 
 def _texts_table(state: ConeIndexState) -> Table:

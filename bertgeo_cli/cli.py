@@ -85,6 +85,9 @@ def _errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
     except (typer.Exit, BrokenPipeError):
         raise
+    except KeyboardInterrupt:
+        typer.echo("Error: stopped\nNothing was written.", err=True)
+        raise typer.Exit(130) from None
     except Exception as error:
         if debug:
             raise

@@ -8,13 +8,27 @@ from typing import Any
 from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.result import Table
 
-from . import provenance, report, screen
+from . import report, screen
+from .choice import Analyses, chosen_analyses
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
 from .models import LoadedModel, load_model
-from .options import InputOptions, ModelOptions, OutputOptions, PlainOptions, RecordOptions, RunOptions
-from .run import Pass, start, use_threads
+from .observation import Pass
+from .options import (
+    ChoiceOptions,
+    CorpusInput,
+    CorpusOptions,
+    DebugOption,
+    InputOptions,
+    MergeOptions,
+    ModelOptions,
+    OutputOptions,
+    PlainOptions,
+    RecordOptions,
+    RunOptions,
+)
+from .run import use_threads
 
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
@@ -38,6 +52,7 @@ def analyse(
     model: ModelOptions,
     analysis: Analysis[Any],
     output: OutputOptions,
+    runs: CorpusOptions,
     run: RunOptions,
 ) -> None:
     """Run one analysis over a text, a corpus or the weights, write its report and print its headline."""
@@ -47,32 +62,77 @@ def analyse(
         return
     _refuse_conflicts(texts)
     _refuse_unread(analysis, texts)
-    folder = output.output or Path("bertgeo-report") / name
+    _refuse_corpus_options(analysis, texts, runs)
+    _report(name, {name: analysis}, texts, model, output, runs, run)
+
+
+def run(
+    texts: CorpusInput,
+    choice: ChoiceOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+    runs: CorpusOptions,
+    how: RunOptions,
+) -> None:
+    """Run several analyses over a corpus in one pass, write one report and print every headline."""
+    _report("run", chosen_analyses(choice), texts, model, output, runs, how)
+
+
+def _report(
+    command: str,
+    analyses: Analyses,
+    texts: InputOptions | CorpusInput,
+    model: ModelOptions,
+    output: OutputOptions,
+    runs: CorpusOptions,
+    run: RunOptions,
+) -> None:
+    folder = output.output or Path("bertgeo-report") / command
     report.check_replaceable(folder, force=output.force)
+    if runs.per_text:
+        report.require_pyarrow("--per-text")
     loaded = open_model(model)
-    job = Job(name, analysis, loaded, texts, Pass(run.batch_tokens, model.attention_backend))
-    start([analysis], loaded)  # refuses settings that this model cannot satisfy, before any work
+    job = Job(command, analyses, loaded, texts, model, Pass(run.batch_tokens, model.attention_backend), runs)
+    job.check()  # refuses settings that this model cannot satisfy, before any work
     if run.dry_run:
         screen.show_plan(job.plan(), as_json=output.json)
         return
-    with report.draft(folder, force=output.force) as draft:
-        result = job.result(draft)
-        files, notes = report.write_result(result, draft, output.format, output.figures)
-        remarks = [*job.remarks, *result.notes, *notes]
-        content = provenance.describe(name, analysis, loaded, texts, job.source, job.how) | {
-            "formats": {"tables": output.format, "figures": output.figures},
-            "notes": remarks,
-            "files": [*job.files, *files],
-            **provenance.describe_result(result),
-        }
-        report.write_run(content, draft)
-    shown = [*job.remarks, *result.notes, *(note for note in notes if "font" in note)]  # the rest stands in the figures
-    paths = [folder / file for file in [*job.files, *files, report.MARKER]]
-    screen.show(result, shown, paths, content, as_json=output.json)
+    with job.kept(folder, force=output.force) as kept:
+        with report.draft(folder, force=output.force) as draft:
+            results = job.results(draft, kept)
+            written = report.write_results(results, draft, output.format, output.figures, nested=command == "run")
+            written.files[:0] = job.files
+            content = job.describe(results, written, _formats(output))
+            report.write_run(content, draft)
+        if kept is not None:
+            kept.remove()
+    screen.show(results, job.remarks, written, folder, content, as_json=output.json)
     if texts.strict and job.incomplete:
         raise IncompleteError(
-            f"{job.incomplete} lines were truncated, skipped or not decodable", "lines.csv in the report lists them."
+            f"{job.incomplete} lines were truncated, skipped, failed or not decodable",
+            "lines.csv in the report lists them.",
         )
+
+
+def merge(chosen: MergeOptions, output: OutputOptions, plain: DebugOption) -> None:
+    """Join the reports of all jobs of an array into the report of the whole corpus."""
+    from .merging import Merge
+
+    folder = output.output or Path("bertgeo-report") / "merge"
+    report.check_replaceable(folder, force=output.force)
+    merging = Merge.of(chosen.parts)
+    with report.draft(folder, force=output.force) as draft:
+        results = merging.results(draft)
+        nested = merging.command == "run"
+        written = report.write_results(results, draft, output.format, output.figures, nested=nested)
+        written.files[:0] = merging.files
+        content = merging.describe(results, written, _formats(output))
+        report.write_run(content, draft)
+    screen.show(results, merging.remarks, written, folder, content, as_json=output.json)
+
+
+def _formats(output: OutputOptions) -> dict[str, str]:
+    return {"tables": output.format, "figures": output.figures}
 
 
 def _listing(analysis: Analysis[Any]) -> Table | None:
@@ -86,6 +146,14 @@ def _refuse_unread(analysis: Analysis[Any], texts: InputOptions) -> None:
     if not analysis.needs and (texts.text is not None or texts.corpus is not None):
         given = "a text" if texts.text is not None else "--corpus"
         raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
+
+
+def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions, runs: CorpusOptions) -> None:
+    if analysis.needs and texts.text is None:
+        return
+    given = [name for name in vars(runs) if getattr(runs, name) != getattr(CorpusOptions, name)]
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')} is for a corpus", "Leave it out, or give --corpus.")
 
 
 def _refuse_conflicts(texts: InputOptions) -> None:

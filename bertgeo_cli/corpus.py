@@ -240,6 +240,29 @@ def too_long(what: str, tokens: int, limit: int) -> BertgeoError:
     )
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Neighbouring texts, with the lines that they came from; the last may hold lines alone."""
+
+    index: int
+    lines: tuple[Line, ...]
+    texts: tuple[TokenizedText, ...]
+
+
+def cut(prepared: Iterable[tuple[Line, TokenizedText | None]], size: int = SHARD_TEXTS) -> Iterator[Shard]:
+    """Shards of `size` texts; a line without a text goes with the text after it."""
+    index, lines, texts = 0, list[Line](), list[TokenizedText]()
+    for line, text in prepared:
+        lines.append(line)
+        if text is not None:
+            texts.append(text)
+        if len(texts) == size:
+            yield Shard(index, tuple(lines), tuple(texts))
+            index, lines, texts = index + 1, [], []
+    if lines:
+        yield Shard(index, tuple(lines), tuple(texts))
+
+
 def shards(items: Iterable[TokenizedText], size: int = SHARD_TEXTS) -> Iterator[list[TokenizedText]]:
     """Cut by number of texts, never by number of workers: the tree of merges must depend on the corpus alone."""
     iterator = iter(items)

@@ -13,6 +13,16 @@ class BertgeoError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """The way back from a worker process, for an exception whose arguments are two."""
+        return type(self), (self.message, self.hint)
+
+
+class StoppedError(BertgeoError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
 
 class UsageError(BertgeoError):
     """Wrong usage or configuration."""

@@ -46,16 +46,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 @dataclass(frozen=True)
-class InputOptions:
-    """What is read: a text, a pair, a corpus, or the sample corpus."""
+class ReadingOptions:
+    """How texts are read, wherever they come from."""
 
-    text: str | None = option(
-        None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
-    )
-    pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
-    corpus: str | None = option(
-        None, "A file with one text a line; - is standard input.", panel="Input", metavar="FILE"
-    )
     encoding: str = option("utf-8", "Encoding of the corpus.", panel="Input")
     limit: int | None = option(None, "Read at most this many lines.", panel="Input", min=1)
     long: Literal["truncate", "split", "skip", "error"] | None = option(
@@ -68,6 +61,38 @@ class InputOptions:
     special_tokens_in_text: bool = option(
         False, "Read [SEP], [MASK] and the like in the text as special tokens, not as text.", panel="Input"
     )
+
+
+@dataclass(frozen=True)
+class InputOptions(ReadingOptions):
+    """What is read: a text, a pair, a corpus, or the sample corpus."""
+
+    text: str | None = option(
+        None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
+    )
+    pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
+    corpus: str | None = option(
+        None, "A file with one text a line; - is standard input.", panel="Input", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True)
+class CorpusInput(ReadingOptions):
+    """What `bertgeo run` reads."""
+
+    corpus: str | None = option(
+        None, "A file with one text a line; - is standard input. Without it, the sample corpus.", panel="argument"
+    )
+
+    @property
+    def text(self) -> None:
+        """There is no single text."""
+        return None
+
+    @property
+    def pair(self) -> None:
+        """Nor a second one to it."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -112,6 +137,63 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
+class CorpusOptions:
+    """How a corpus is run: by whom, from where on, and what is kept of every text."""
+
+    resume: bool = option(False, "Go on with a run that was stopped or killed.", panel="Corpus run")
+    workers: int = option(
+        1, "Processes, which divide the threads among them; the bytes are the same.", panel="Corpus run", min=1
+    )
+    dask: str | None = option(
+        None,
+        "Run on a Dask cluster: its scheduler's address, or local for --workers processes here.",
+        panel="Corpus run",
+        metavar="ADDRESS|local",
+    )
+    shard: str | None = option(
+        None,
+        "Job i of an array of n: every n-th shard; bertgeo merge then joins the n reports.",
+        panel="Corpus run",
+        metavar="i/n",
+    )
+    shard_texts: int = option(
+        1024,
+        "Texts to a shard, which is what is kept and handed out. Fewer are slower; the last bits depend on it.",
+        panel="Corpus run",
+        min=1,
+    )
+    per_text: bool = option(
+        False, "Also every value of every text, by layer and head: Parquet, a file a shard.", panel="Corpus run"
+    )
+
+
+@dataclass(frozen=True)
+class ChoiceOptions:
+    """Which analyses share a run, and their settings."""
+
+    analyses: str = option("all", "Analyses, separated by commas; all is every one.", panel="Analyses")
+    set: list[str] | None = option(
+        None,
+        "A setting, such as cone-index.layers=0-3; may be given again.",
+        panel="Analyses",
+        metavar="ANALYSIS.SETTING=VALUE",
+    )
+    plan: Path | None = option(
+        None,
+        "TOML file with a table of settings for each analysis; without --analyses, those are run.",
+        panel="Analyses",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """The reports that jobs of an array left."""
+
+    parts: list[Path] = option(dataclasses.MISSING, "The reports of all jobs.", panel="argument")
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """How the run goes."""
 
@@ -151,10 +233,21 @@ class PlainOptions:
     debug: bool = option(False, "Show the traceback of an error.", panel="Run")
 
 
+@dataclass(frozen=True)
+class DebugOption:
+    """The one option of commands that read nothing else."""
+
+    debug: bool = option(False, "Show the traceback of an error.", panel="Run")
+
+
 def groups_of(name: str, analysis: type | None) -> list[type]:
     """The dataclasses whose fields are a command's options, in the order of its help."""
     if analysis is not None:
-        return [InputOptions, ModelOptions, analysis, OutputOptions, RunOptions]
+        return [InputOptions, ModelOptions, analysis, OutputOptions, CorpusOptions, RunOptions]
+    if name == "run":
+        return [CorpusInput, ChoiceOptions, ModelOptions, OutputOptions, CorpusOptions, RunOptions]
+    if name == "merge":
+        return [MergeOptions, OutputOptions, DebugOption]
     return [*([RecordOptions] if name == "record" else []), ModelOptions, PlainOptions]
 
 

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from analyses.kit.analysis import Analysis
 from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
+from .choice import Analyses, settings_of
+from .errors import UsageError
 from .models import LoadedModel
-from .options import InputOptions
+from .observation import Pass
+from .options import ReadingOptions
 from .report import LinesLog
-from .run import Pass
 from .samples import SAMPLE_CORPUS
+from .versions import versions
 
-PACKAGES = ("bertgeo", "torch", "transformers", "tokenizers", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of every package that a number or a picture depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+READ = ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
 
 
 def text_source(text: TokenizedText) -> dict[str, Any]:
@@ -41,19 +30,34 @@ def text_source(text: TokenizedText) -> dict[str, Any]:
     return {"kind": "text", "text": text.text, "pair": text.pair, "tokens": len(text)}
 
 
-def corpus_source(path: Path | str, log: LinesLog, encoding: str) -> dict[str, Any]:
-    """What was read of a corpus: its name, hash, lines by status, tokens."""
-    sample = path == SAMPLE_CORPUS
+def corpus_identity(path: Path | str, encoding: str) -> dict[str, Any]:
+    """Which corpus it is: its name and hash. Raises UsageError for a file that cannot be read."""
+    try:
+        digest = None if path == "-" else file_hash(Path(path))
+    except OSError as error:
+        raise UsageError(f"cannot read the corpus {path}: {error.strerror}", "Check the path of the corpus.") from None
     return {
-        "kind": "sample" if sample else "corpus",
+        "kind": "sample" if path == SAMPLE_CORPUS else "corpus",
         "name": "standard input" if path == "-" else Path(path).name,
-        "sha256": None if path == "-" else file_hash(Path(path)),
+        "sha256": digest,
         "encoding": encoding,
+    }
+
+
+def corpus_source(identity: Mapping[str, Any], log: LinesLog) -> dict[str, Any]:
+    """What was read of a corpus: its lines by status, and tokens."""
+    return {
+        **identity,
         "lines": log.lines,
         "status": dict(sorted(log.counts.items())),
         "tokens": log.tokens,
         "unknown_tokens": log.unknown,
     }
+
+
+def reading(texts: ReadingOptions) -> dict[str, Any]:
+    """The options that say how lines became texts."""
+    return {name: getattr(texts, name) for name in READ}
 
 
 def file_hash(path: Path) -> str:
@@ -84,30 +88,57 @@ def arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
     }
 
 
-def describe(
-    command: str,
-    analysis: Analysis[Any],
-    loaded: LoadedModel,
-    texts: InputOptions,
-    source: Mapping[str, Any],
-    how: Pass,
-) -> dict[str, Any]:
-    """Where a result comes from: command, settings, input, model, arithmetic, versions."""
-    read = ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
+def lasting_arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
+    """The part of it that a resumed run must share: in float32 on MKL neither threads nor batches leave a trace."""
+    found = arithmetic(loaded, how)
+    if loaded.dtype == "float32" and loaded.device == "cpu" and found["mkl"] and found["mkl_cbwr"]:
+        del found["threads"], found["batch_tokens"]
+    return found
+
+
+def describe_analyses(analyses: Analyses, results: Mapping[str, Result], notes: Mapping[str, Any]) -> dict[str, Any]:
+    """By analysis: its settings, what each table's columns mean, what each figure shows, and notes."""
     return {
-        "command": command,
-        "settings": {name: getattr(value, "text", value) for name, value in vars(analysis).items()},
-        "input": dict(source),
-        "input_options": {name: getattr(texts, name) for name in read},
-        "model": dict(loaded.identity),
-        "arithmetic": arithmetic(loaded, how),
-        "versions": versions(),
+        name: {"settings": settings_of(analysis)}
+        | (_result(results[name], notes.get(name, [])) if name in results else {})
+        for name, analysis in analyses.items()
     }
 
 
-def describe_result(result: Result) -> dict[str, Any]:
-    """What each table's columns mean, and what each figure shows."""
+def _result(result: Result, notes: Sequence[str]) -> dict[str, Any]:
     return {
         "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
         "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
+        "notes": [*result.notes, *notes],
     }
+
+
+def model_and_arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
+    """Where every number of a run comes from, its texts aside."""
+    return {"model": dict(loaded.identity), "arithmetic": arithmetic(loaded, how), "versions": versions()}
+
+
+def run_content(
+    command: str,
+    analyses: Mapping[str, Any],
+    source: Mapping[str, Any],
+    options: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    formats: Mapping[str, str],
+    remarks: Sequence[str],
+    files: Sequence[str],
+) -> dict[str, Any]:
+    """What run.json says; `analyses` as `describe_analyses` gives them, one of them being the command itself."""
+    content = {
+        "command": command,
+        "input": dict(source),
+        "input_options": dict(options),
+        **origin,
+        "formats": dict(formats),
+        "notes": list(remarks),
+        "files": sorted(files),
+    }
+    if command in analyses:
+        own = dict(analyses[command])
+        return content | own | {"notes": [*remarks, *own.get("notes", [])]}
+    return content | {"analyses": dict(analyses)}

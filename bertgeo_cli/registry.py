@@ -12,6 +12,18 @@ from pathlib import Path
 
 GROUP = "bertgeo.analyses"
 BUILT_IN = {
+    "run": """Several analyses over a corpus in one pass of the model, in one report.
+
+    Texts stream through in shards of 1,024, so a corpus of any length needs the same memory. States are kept beside
+    the report until it is done: a run that was stopped or killed goes on by --resume, and gives the same bytes as one
+    that never was. So do --workers, --dask, and the jobs of an array (--shard) that bertgeo merge joins.
+
+    Example: bertgeo run corpus.txt --analyses attention,cone-index --set cone-index.layers=0-3 -o report
+    """,
+    "merge": """Join the reports that the jobs of an array left (--shard i/n) into that of the whole corpus.
+
+    Example: bertgeo merge part-1 part-2 part-3 -o report
+    """,
     "check": """Prove what was loaded: weights, vocabulary, and the recorded pass recomputed from its parts.
 
     Every recorded tensor of the sample sentences is computed again in float64 from those before it; attention also

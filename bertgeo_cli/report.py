@@ -8,8 +8,10 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +21,12 @@ from analyses.kit.result import Result, Table
 
 from .corpus import Line
 from .errors import BertgeoError, UsageError
+from .observation import Failure
 
 TableFormat = Literal["csv", "parquet", "jsonl"]
 FigureFormat = Literal["png", "svg", "pdf", "none"]
 MARKER = "run.json"
+LINES = "lines.csv"
 
 
 @contextmanager
@@ -78,8 +82,8 @@ def _check_replaceable(target: Path, folder: Path, force: bool) -> None:
 
 
 def _foreign(target: Path) -> set[str]:
-    """Names in a folder that its run.json, if it is one of ours, does not list."""
-    names = {path.name for path in target.iterdir()}
+    """Files in a folder that its run.json, if it is one of ours, does not list."""
+    names = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
     try:
         run = json.loads((target / MARKER).read_text(encoding="utf-8"))
         return names - {MARKER, *run["files"]} if "bertgeo" in run["versions"] else names
@@ -104,9 +108,10 @@ def _alive(process: str) -> bool:
 
 
 def _flush(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
 
 
 def _replace(target: Path, temporary: Path) -> None:
@@ -137,16 +142,42 @@ def write_table(table: Table, folder: Path, form: TableFormat) -> str:
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    try:
-        frame.to_parquet(path, index=False, engine="pyarrow")
-    except ImportError:
-        raise UsageError("--format parquet needs pyarrow", "Install it: pip install 'bertgeo[parquet]'.") from None
+    require_pyarrow("--format parquet")
+    frame.to_parquet(path, index=False, engine="pyarrow")
 
 
-def write_result(
+def require_pyarrow(what: str) -> None:
+    """Raise UsageError without pyarrow, which is an extra."""
+    if find_spec("pyarrow") is None:
+        raise UsageError(f"{what} needs pyarrow", "Install it: pip install 'bertgeo[parquet]'.")
+
+
+@dataclass
+class Written:
+    """Names of the files of a report, below its folder, and notes about the figures by analysis."""
+
+    files: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+
+def write_results(
+    results: Mapping[str, Result], folder: Path, tables: TableFormat, figures: FigureFormat, *, nested: bool
+) -> Written:
+    """Write all tables and figures; `nested` gives every analysis a folder of its own."""
+    written = Written()
+    for name, result in results.items():
+        below = name if nested else ""
+        (folder / below).mkdir(exist_ok=True)
+        files, notes = _write_result(result, folder / below, tables, figures)
+        written.files += [f"{below}/{file}".lstrip("/") for file in files]
+        written.notes[name] = notes
+    return written
+
+
+def _write_result(
     result: Result, folder: Path, table_format: TableFormat, figure_format: FigureFormat
 ) -> tuple[list[str], list[str]]:
-    """Write all tables and figures; returns the file names and notes about the figures."""
+    """All tables and figures; returns the file names and notes about the figures."""
     files = [write_table(table, folder, table_format) for table in result.tables]
     if figure_format == "none":
         return files, []
@@ -177,6 +208,10 @@ def json_ready(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+INCOMPLETE = ("truncated", "skipped", "undecodable", "failed")
+"""Statuses of lines of which something was left out (blank lines had nothing)."""
+
+
 class LinesLog:
     """lines.csv: every line of the corpus with its status, written as it passes."""
 
@@ -188,18 +223,45 @@ class LinesLog:
         self.tokens = 0
         self.unknown = 0
         self.incomplete = 0
-        self._stream = (folder / "lines.csv").open("w", encoding="utf-8", newline="")
+        self.path = folder / LINES
+        self._stream = self.path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._stream, lineterminator="\n")
         self._writer.writerow(self.COLUMNS)
 
     def add(self, line: Line) -> None:
         """Write one line (or one part of a split line) and count it."""
-        self._writer.writerow((line.number, line.part, line.status, line.tokens, line.used, line.unknown, line.note))
-        self.lines += line.part == 0
-        self.counts[line.status] += line.part == 0
-        self.tokens += line.used
-        self.unknown += line.unknown
-        self.incomplete += line.incomplete
+        cells = (line.number, line.part, line.status, line.tokens, line.used, line.unknown, line.note)
+        self.add_row(dict(zip(self.COLUMNS, map(str, cells), strict=True)))
+
+    def add_row(self, row: Mapping[str, str]) -> None:
+        """Write and count one row of such a file."""
+        self._writer.writerow(row.values())
+        whole = row["part"] == "0"
+        self.lines += whole
+        self.counts[row["status"]] += whole
+        self.tokens += int(row["used"])
+        self.unknown += int(row["unknown"])
+        self.incomplete += row["status"] in INCOMPLETE
+
+    def mark_failed(self, failures: Sequence[Failure]) -> None:
+        """Give the lines that turned out to fail their status; the file is finished by then."""
+        if not failures:
+            return
+        notes = {(failure.line, failure.part): failure.message for failure in failures}
+        with self.path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        for row in rows:
+            message = notes.get((int(row["line"]), int(row["part"])))
+            if message is not None:
+                self.counts.subtract({row["status"]: int(row["part"] == "0")})
+                self.counts["failed"] += row["part"] == "0"
+                self.incomplete += row["status"] in ("ok", "split")
+                row |= {"status": "failed", "note": message}
+        self.counts = +self.counts
+        with self.path.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
     def close(self) -> None:
         """Finish the file."""

@@ -19,13 +19,14 @@ from rich.text import Text
 from analyses.kit.result import Result, Table
 
 from .models import LoadedModel
-from .report import json_ready
+from .report import MARKER, Written, json_ready
 
 if TYPE_CHECKING:
     from .check import Proof
 
 PLAIN_PROGRESS_SECONDS = 30
 FILE_WIDTH = 160
+UNKNOWN_LIMIT = 0.2
 
 
 def say(text: str) -> None:
@@ -76,18 +77,33 @@ def cell(value: Any) -> str:
 
 
 def show(
-    result: Result, remarks: Sequence[str], paths: Sequence[Path], content: Mapping[str, Any], *, as_json: bool
+    results: Mapping[str, Result],
+    remarks: Sequence[str],
+    written: Written,
+    folder: Path,
+    content: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """The headline, remarks and the files written."""
-    files = [str(path) for path in paths]
+    """The headlines, remarks and the files written."""
+    files = [str(folder / file) for file in [*written.files, MARKER]]
     if as_json:
-        headline = json.loads(result.headline.frame.to_json(orient="records", double_precision=15))
-        print_json({"run": content, "headline": headline, "files": files})
+        headlines = {name: _rows(result.headline) for name, result in results.items()}
+        single = {"headline": headlines[content["command"]]} if content["command"] in headlines else None
+        print_json({"run": content, **(single or {"headlines": headlines}), "files": files})
         return
-    print_table(result.headline)
     for remark in remarks:
         say(remark)
+    for name, result in results.items():
+        print_table(result.headline)
+        # The other notes on figures stand in the figures.
+        for note in [*result.notes, *(note for note in written.notes.get(name, []) if "font" in note)]:
+            say(note)
     print("\n".join(files))
+
+
+def _rows(table: Table) -> Any:
+    return json.loads(table.frame.to_json(orient="records", double_precision=15))
 
 
 def show_listing(table: Table, *, as_json: bool) -> None:
@@ -138,23 +154,59 @@ def summary(source: Mapping[str, Any]) -> str:
     return f"Read {name}: {source['lines']} lines ({status}), {source['tokens']} tokens."
 
 
+def unknown_warning(unknown: int, tokens: int) -> list[str]:
+    """A line of warning when many tokens are unknown."""
+    if not tokens or unknown / tokens <= UNKNOWN_LIMIT:
+        return []
+    return [f"Warning: {unknown / tokens:.0%} of the tokens are unknown to this model's vocabulary."]
+
+
+class Bar:
+    """Lines done: those of finished shards, and of the one in work as many as it has texts done."""
+
+    def __init__(self, show: Callable[[int], None]):
+        self.show = show
+        self.lines: dict[int, int] = {}
+        self.done = self.partly = 0
+
+    def begin(self, shard: int, lines: int) -> None:
+        """A shard of so many lines was read."""
+        self.lines[shard] = lines
+
+    def advance(self, texts: int) -> None:
+        """So many texts more of the shard in work are done."""
+        self.partly += texts
+        self.show(self.done + self.partly)
+
+    def finish(self, shard: int) -> None:
+        """A shard is done."""
+        self.done += self.lines.pop(shard)
+        self.partly = 0
+        self.show(self.done)
+
+
 @contextmanager
-def progress(total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(total: int | None) -> Iterator[Bar]:
     """Lines done: a bar where stderr is a terminal, else a line every 30 s."""
     if not sys.stderr.isatty():
-        yield _plain_progress(total)
+        yield Bar(_plain_progress(total))
         return
     columns = (
         TextColumn("{task.completed:.0f} lines"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.speed:.0f} lines/s", style="dim"),
+        TextColumn("{task.fields[speed]:.0f} lines/s", style="dim"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, speed=0)
-        yield lambda line: bar.update(task, completed=line)
+    began = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
+        task = drawn.add_task("", total=total, speed=0.0)
+
+        def show(lines: int) -> None:
+            drawn.update(task, completed=lines, speed=lines / max(time.monotonic() - began, 1e-9))
+
+        yield Bar(show)
 
 
 def _plain_progress(total: int | None) -> Callable[[int], None]:

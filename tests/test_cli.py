@@ -477,10 +477,10 @@ def test_ctrl_c_exits_130_and_leaves_the_old_report(fast: Run, tmp_path: Path, m
     assert fast("attention", "the cat", "-o", "out").exit_code == 0
     before = files_of(tmp_path)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "write_result", interrupt)
+    monkeypatch.setattr(report, "write_results", interrupt)
     done = fast("attention", "a dog", "-o", "out")
     assert done.exit_code == 130
     assert "Traceback" not in done.output
@@ -491,10 +491,10 @@ def test_a_full_disk_is_explained_and_loses_nothing(fast: Run, tmp_path: Path, m
     assert fast("attention", "the cat", "-o", "out").exit_code == 0
     before = files_of(tmp_path)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report, "write_result", full)
+    monkeypatch.setattr(report, "write_results", full)
     assert_error(fast("attention", "a dog", "-o", "out"), 1, "No space left")
     assert files_of(tmp_path) == before
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -168,6 +168,11 @@ class ForwardRecord:
         """Some texts of the batch in float64, axes (text, layer, ...), for what is computed text by text anyway."""
         references = self._references(name)
         return np.stack([_array(references[layer][texts]) for layer in layers], axis=1, dtype=np.float64)
+
+    def select(self, texts: Sequence[int]) -> Self:
+        """The record of some texts of the batch, by their indices."""
+        layers = {name: [tensor[list(texts)] for tensor in tensors] for name, tensors in self._layers.items()}
+        return type(self)(self.shape, [self.texts[index] for index in texts], layers)
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in AXES:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -14,17 +15,27 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Table:
-    """A tidy table. `columns` says of every column what it is, with unit and range; `name` is the file's stem."""
+    """A tidy table. `columns` says of every column what it is, with unit and range; `name` is the file's stem.
+
+    Floats are values, the `counts` say how much was measured, and all other columns are the keys of a row.
+    """
 
     name: str
     title: str
     frame: pd.DataFrame
     columns: Mapping[str, str]
+    counts: tuple[str, ...] = ("texts",)
 
     def __post_init__(self) -> None:
         undescribed = [column for column in self.frame.columns if column not in self.columns]
         if undescribed:
             raise ValueError(f"table {self.name!r}: columns without a description: {undescribed}")
+
+    @property
+    def keys(self) -> pd.DataFrame:
+        """The columns that say what a row is about."""
+        named = self.frame.select_dtypes(exclude="float")
+        return named[[name for name in named if name not in self.counts]]
 
 
 @dataclass(frozen=True)
@@ -135,3 +146,7 @@ class Result:
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    def with_tables(self, tables: Sequence[Table]) -> Self:
+        """The same answer with more tables."""
+        return replace(self, tables=(*self.tables, *tables))

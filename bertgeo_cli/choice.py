@@ -1,0 +1,120 @@
+"""Which analyses a run holds, with their settings: from options, a plan, or the record of an earlier run."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analyses.kit.analysis import Analysis, Selection
+
+from . import registry
+from .errors import UsageError
+from .options import ChoiceOptions
+
+Analyses = dict[str, Analysis[Any]]
+TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def chosen_analyses(choice: ChoiceOptions) -> Analyses:
+    """The analyses by name, in the order of the listing. Raises UsageError for unknown names, settings and values."""
+    plan = _plan(choice.plan) if choice.plan else {}
+    settings = _joined(plan, choice.set or [])
+    names = _names(choice.analyses, list(plan) if choice.plan else None)
+    strangers = [name for name in settings if name not in names]
+    if strangers:
+        raise UsageError(f"settings of {', '.join(strangers)}, which is not run", f"Run are: {', '.join(names)}.")
+    return {name: analysis_of(name, settings.get(name, {})) for name in names}
+
+
+def analysis_of(name: str, given: Mapping[str, Any]) -> Analysis[Any]:
+    """One analysis by the name of its command, with settings as texts or as what TOML makes of them."""
+    kind = _entry(name).load()
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    by_option = fields | {option[2:]: field for field in fields.values() for option in field.metadata.get("names", ())}
+    values = {}
+    for key, value in given.items():
+        field = by_option.get(key) or by_option.get(key.replace("-", "_"))
+        if field is None:
+            known = ", ".join(name.replace("_", "-") for name in fields)
+            raise UsageError(f"{name} has no setting {key!r}", f"It has: {known}.")
+        values[field.name] = _typed(f"{name}.{key}", value, hints[field.name], field.metadata.get("extra", {}))
+    analysis: Analysis[Any] = kind(**values)
+    return analysis
+
+
+def settings_of(analysis: Analysis[Any]) -> dict[str, Any]:
+    """The settings as `analysis_of` takes them back."""
+    return {name: getattr(value, "text", value) for name, value in vars(analysis).items()}
+
+
+def _entry(name: str) -> registry.Entry:
+    known = registry.entries()
+    if name not in known:
+        raise UsageError(f"there is no analysis {name!r}", f"Choose from {', '.join(known)}, or all.")
+    return known[name]
+
+
+def _names(listed: str, planned: Sequence[str] | None) -> list[str]:
+    if listed == "all":
+        return list(planned or registry.entries())
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--analyses names none", f"Choose from {', '.join(registry.entries())}, or all.")
+    return [name for name in registry.entries() if name in {_entry(name).name for name in names}]
+
+
+def _plan(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--plan {path}: {error}", "Give a TOML file with a table for each analysis.") from None
+    stray = [key for key, value in content.items() if not isinstance(value, dict)]
+    if stray or not content:
+        told = f"{', '.join(stray)} stands in no table" if stray else "it is empty"
+        raise UsageError(f"--plan {path}: {told}", "Write a table for each analysis, such as [cone-index].")
+    return {_entry(name).name: dict(table) for name, table in content.items()}
+
+
+def _joined(plan: Mapping[str, Mapping[str, Any]], given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The plan's settings, and over them those of --set."""
+    settings = {name: dict(table) for name, table in plan.items()}
+    for text in given:
+        place, equals, value = text.partition("=")
+        name, dot, key = place.strip().partition(".")
+        if not (equals and dot and key):
+            raise UsageError(f"--set {text!r} is no setting", "Write ANALYSIS.SETTING=VALUE, such as flow.from=all.")
+        settings.setdefault(_entry(name).name, {})[key.strip()] = value.strip()
+    return settings
+
+
+def _typed(what: str, value: Any, hint: Any, extra: Mapping[str, Any]) -> Any:
+    text = str(value)
+    if hint is Selection:
+        return Selection(text)
+    if hint is bool:
+        return _one_of(what, text.lower(), TRUTH)
+    if hint is int:
+        return _whole(what, text, extra.get("min"))
+    options = typing.get_args(hint)
+    return _one_of(what, text, {option: option for option in options}) if options else text
+
+
+def _one_of(what: str, text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise UsageError(f"{what} cannot be {text!r}", f"Choose from {', '.join(values)}.")
+    return values[text]
+
+
+def _whole(what: str, text: str, least: int | None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"{what} cannot be {text!r}", "Give a whole number.") from None
+    if least is not None and value < least:
+        raise UsageError(f"{what} cannot be {value}", f"Give {least} or more.")
+    return value

@@ -1,0 +1,158 @@
+"""The reports of all jobs of an array -> the report that one job alone would have written."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from analyses.kit.result import Result
+
+from . import provenance, report, screen
+from .checkpoint import Checkpoint
+from .choice import Analyses, analysis_of
+from .errors import BertgeoError, UsageError
+from .job import STATES, answers
+from .observation import Observed
+from .report import LINES, MARKER, LinesLog
+
+
+@dataclass
+class Merge:
+    """Reports of jobs by the number of each, with what each one's run.json says."""
+
+    parts: dict[int, Path]
+    runs: dict[int, dict[str, Any]]
+    files: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    source: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> Self:
+        """Read the parts. Raises UsageError unless they are all the jobs of one array, each once."""
+        parts: dict[int, Path] = {}
+        runs: dict[int, dict[str, Any]] = {}
+        for folder in folders:
+            run = _run(folder)
+            job = run["part"]["job"]
+            if job in parts:
+                raise UsageError(f"{parts[job]} and {folder} are both job {job}", "Give every part once.")
+            parts[job], runs[job] = folder, run
+        _refuse_strangers(parts, runs)
+        return cls(dict(sorted(parts.items())), runs)
+
+    @property
+    def command(self) -> str:
+        """The command that was run."""
+        return str(self.manifest["command"])
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What all jobs have in common."""
+        manifest: dict[str, Any] = next(iter(self.runs.values()))["part"]["manifest"]
+        return manifest
+
+    @property
+    def analyses(self) -> Analyses:
+        """All analyses of the run."""
+        return {name: analysis_of(name, settings) for name, settings in self.manifest["analyses"].items()}
+
+    @property
+    def of_texts(self) -> Analyses:
+        """Those that read texts; the others' answers are the first job's."""
+        return {name: analysis for name, analysis in self.analyses.items() if analysis.needs}
+
+    def results(self, draft: Path) -> dict[str, Result]:
+        """The answers to the whole corpus; lines.csv and what the jobs wrote of every text go into the draft."""
+        log = self._lines(draft)
+        observed = self._observed(draft)
+        self._copy(draft)
+        identity = self.manifest["corpus"]
+        self.source = provenance.corpus_source(identity, log)
+        self.remarks.append(screen.summary(self.source))
+        self.remarks += screen.unknown_warning(log.unknown, log.tokens)
+        return answers(self.of_texts, observed)
+
+    def describe(
+        self, results: Mapping[str, Result], written: report.Written, formats: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """What run.json says: the same as after a run of one job."""
+        first = self.runs[1]
+        described = provenance.describe_analyses(self.analyses, results, written.notes)
+        described |= {name: first["analyses"][name] for name in self.analyses if name not in results}
+        origin = {name: first[name] for name in ("model", "arithmetic", "versions")}
+        options = self.manifest["reading"]
+        return provenance.run_content(
+            self.command, described, self.source, options, origin, formats, self.remarks, written.files
+        )
+
+    def _observed(self, draft: Path) -> Observed:
+        modules = [type(analysis).__module__ for analysis in self.of_texts.values()]
+        whole = Checkpoint(draft / STATES, modules)
+        for folder in self.parts.values():
+            whole.adopt(Checkpoint(folder / STATES, modules))
+        shards = next(iter(self.runs.values()))["part"]["shards"]
+        missing = sorted(set(range(shards)) - set(whole.shards))
+        if missing:
+            job = missing[0] % len(self.parts) + 1
+            raise BertgeoError(f"{self.parts[job]} lacks shard {missing[0]}", f"Run job {job} again.")
+        observed = whole.merged() or Observed({})
+        whole.remove()
+        return observed
+
+    def _lines(self, draft: Path) -> LinesLog:
+        log = LinesLog(draft)
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context((folder / LINES).open(encoding="utf-8", newline=""))
+                for folder in self.parts.values()
+            ]
+            rows = heapq.merge(*map(_rows, streams), key=lambda row: (int(row["line"]), int(row["part"])))
+            for row in rows:
+                log.add_row(row)
+        log.close()
+        self.files.append(LINES)
+        return log
+
+    def _copy(self, draft: Path) -> None:
+        """What jobs wrote that needs no merging: tables of every text, and the answers that need no texts."""
+        ours = {LINES, MARKER}
+        for job, folder in self.parts.items():
+            for name in self.runs[job]["files"]:
+                if name in ours or name.startswith(f"{STATES}/"):
+                    continue
+                (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, draft / name)
+                self.files.append(name)
+
+
+def _rows(stream: Any) -> Iterator[dict[str, str]]:
+    return iter(csv.DictReader(stream))
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    try:
+        run: dict[str, Any] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        run["part"]["manifest"]["jobs"], run["part"]["job"], run["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder} is no report of a job", "Give folders that runs with --shard i/n wrote.") from None
+    return run
+
+
+def _refuse_strangers(parts: Mapping[int, Path], runs: Mapping[int, Mapping[str, Any]]) -> None:
+    manifests = {job: run["part"]["manifest"] for job, run in runs.items()}
+    first = next(iter(manifests))
+    for job, manifest in manifests.items():
+        different = [key for key, value in manifest.items() if value != manifests[first][key]]
+        if different:
+            told = f"{parts[job]} and {parts[first]} differ in {', '.join(different)}"
+            raise UsageError(told, "Give the parts of one run.")
+    missing = sorted(set(range(1, manifests[first]["jobs"] + 1)) - set(parts))
+    if missing:
+        raise UsageError(f"job {missing[0]} of {manifests[first]['jobs']} is missing", "Give the reports of all jobs.")

@@ -1,0 +1,245 @@
+"""A shard of texts -> what the analyses see of it: the only work that leaves the process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Self
+
+import pandas as pd
+from threadpoolctl import ThreadpoolController
+
+from analyses.kit.accumulators import Sample
+from analyses.kit.analysis import Analysis, SettingsError, State
+from analyses.kit.record import ForwardRecord, TokenizedText
+
+from .corpus import batches
+from .errors import BertgeoError, UsageError
+from .models import LoadedModel
+from .recording import record
+
+BATCH_TOKENS = 1024
+"""Tokens to a batch: on two cores larger batches gain nothing and hold more memory."""
+
+Progress = Callable[[int], None]
+States = list[State]
+
+
+def silent(texts: int) -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How texts go through the model."""
+
+    batch_tokens: int = BATCH_TOKENS
+    backend: str = "eager"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done with every shard of a corpus: `analyses` by the command's name of each.
+
+    With `grouped` there are states for every group of the corpus; with `per_text` the values of every text are kept.
+    A text that fails ends the run, or with `skip_failures` is left out and listed.
+    """
+
+    analyses: Mapping[str, Analysis[Any]]
+    how: Pass = Pass()
+    grouped: bool = False
+    per_text: bool = False
+    skip_failures: bool = False
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A text whose pass or measurement raised an error."""
+
+    line: int
+    part: int
+    message: str
+
+
+@dataclass
+class Observed:
+    """What some shards gave: the states of all analyses by group ("" without groups), and what failed.
+
+    `tables` holds the checksums of the files of per-text values.
+    """
+
+    groups: dict[str, States]
+    failures: tuple[Failure, ...] = ()
+    texts: int = 0
+    tables: dict[str, str] = field(default_factory=dict)
+
+    def merge(self, other: Self) -> Self:
+        """Both, this one's shards before the other's; neither changes."""
+        names = sorted(self.groups.keys() | other.groups.keys())
+        groups = {name: _merged(self.groups.get(name), other.groups.get(name)) for name in names}
+        tables = self.tables | other.tables
+        return type(self)(groups, self.failures + other.failures, self.texts + other.texts, tables)
+
+    @property
+    def whole(self) -> States:
+        """The states of all groups together, merged in the order of their names."""
+        states: States | None = None
+        for name in sorted(self.groups):
+            states = _merged(states, self.groups[name])
+        return states or []
+
+
+def _merged(first: States | None, second: States | None) -> States:
+    if first is None or second is None:
+        return first or second or []
+    return [one.merge(other) for one, other in zip(first, second, strict=True)]
+
+
+def needs_of(analyses: Sequence[Analysis[Any]]) -> frozenset[str]:
+    """What one forward pass must record to serve all analyses."""
+    return frozenset[str]().union(*(analysis.needs for analysis in analyses))
+
+
+def start(analyses: Sequence[Analysis[Any]], loaded: LoadedModel) -> States:
+    """The empty states. Raises UsageError for settings that the model cannot satisfy."""
+    weights = loaded.head_weights() if any(analysis.needs_weights for analysis in analyses) else None
+    try:
+        return [analysis.start(loaded.shape, weights if analysis.needs_weights else None) for analysis in analyses]
+    except SettingsError as error:
+        raise UsageError(str(error), error.hint) from None
+
+
+def observe(
+    analyses: Sequence[Analysis[Any]],
+    loaded: LoadedModel,
+    texts: Sequence[TokenizedText],
+    how: Pass,
+    progress: Progress = silent,
+) -> States:
+    """The states of one shard: every analysis sees each forward pass. Batches never cross a shard."""
+    groups = observe_groups(analyses, loaded, texts, how, progress, group_of=lambda text: "")
+    return groups.get("") or start(analyses, loaded)
+
+
+def observe_groups(
+    analyses: Sequence[Analysis[Any]],
+    loaded: LoadedModel,
+    texts: Sequence[TokenizedText],
+    how: Pass,
+    progress: Progress = silent,
+    *,
+    group_of: Callable[[TokenizedText], str],
+) -> dict[str, States]:
+    """The states of one shard by group of texts; all groups share the forward passes."""
+    groups: dict[str, States] = {}
+    needs, blas = needs_of(analyses), ThreadpoolController()
+    for batch in batches(texts, how.batch_tokens):
+        recorded = record(loaded, batch, needs=needs, backend=how.backend)
+        # BLAS and LAPACK split their sums by thread count, which would show in the last bits.
+        with blas.limit(limits=1, user_api="blas"):
+            for group, own in _by_group(recorded, group_of):
+                states = groups.get(group) or groups.setdefault(group, start(analyses, loaded))
+                for analysis, state in zip(analyses, states, strict=True):
+                    analysis.update(state, own)
+        progress(len(batch))
+    return groups
+
+
+def _by_group(recorded: ForwardRecord, group_of: Callable[[TokenizedText], str]) -> Iterator[tuple[str, ForwardRecord]]:
+    """The record cut by group, groups in the order of their names."""
+    names = [group_of(text) for text in recorded.texts]
+    if len(set(names)) == 1:
+        yield names[0], recorded
+        return
+    ordered = sorted(range(len(names)), key=names.__getitem__)
+    for name, members in groupby(ordered, key=names.__getitem__):
+        yield name, recorded.select(list(members))
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What one shard gave, and the values of each of its texts by analysis, where asked for."""
+
+    observed: Observed
+    tables: Mapping[str, pd.DataFrame]
+
+
+def observe_shard(
+    task: Task, loaded: LoadedModel, texts: Sequence[TokenizedText], progress: Progress = silent
+) -> ShardResult:
+    """Do the task on one shard. Raises BertgeoError for a text that fails, which it names, unless such are skipped."""
+    failures: list[Failure] = []
+    try:
+        groups = _observed_groups(task, loaded, texts, progress)
+    except BertgeoError:
+        raise
+    except Exception as error:
+        failures = _failures(task, loaded, texts)
+        if not failures:
+            raise
+        if not task.skip_failures:
+            raise BertgeoError(f"line {failures[0].line} failed: {failures[0].message}", HINT) from error
+        failed = {(failure.line, failure.part) for failure in failures}
+        groups = _observed_groups(task, loaded, [text for text in texts if (text.line, text.part) not in failed])
+    tables = _tables(task, groups) if task.per_text else {}
+    groups = {group: _limited(task, states) for group, states in groups.items()}
+    return ShardResult(Observed(groups, tuple(failures), len(texts) - len(failures)), tables)
+
+
+HINT = "Leave it out by --on-error skip, or see the traceback by --debug."
+
+
+def _observed_groups(
+    task: Task, loaded: LoadedModel, texts: Sequence[TokenizedText], progress: Progress = silent
+) -> dict[str, States]:
+    analyses = [_sampling(analysis, len(texts)) if task.per_text else analysis for analysis in task.analyses.values()]
+    group_of: Callable[[TokenizedText], str] = (lambda text: text.group) if task.grouped else (lambda text: "")
+    return observe_groups(analyses, loaded, texts, task.how, progress, group_of=group_of)
+
+
+def _sampling(analysis: Analysis[Any], texts: int) -> Analysis[Any]:
+    """The analysis with a sample that keeps every text of a shard."""
+    settings: dict[str, Any] = {"sample": texts}
+    return dataclasses.replace(analysis, **settings) if hasattr(analysis, "sample") else analysis
+
+
+def _failures(task: Task, loaded: LoadedModel, texts: Sequence[TokenizedText]) -> list[Failure]:
+    """The texts that fail on their own."""
+    failures = []
+    for text in texts:
+        try:
+            _observed_groups(task, loaded, [text])
+        except Exception as error:
+            failures.append(Failure(text.line, text.part, f"{type(error).__name__}: {error}"))
+    return failures
+
+
+def _tables(task: Task, groups: Mapping[str, States]) -> dict[str, pd.DataFrame]:
+    tables = {}
+    for at, (name, analysis) in enumerate(task.analyses.items()):
+        parts = {group: analysis.per_text(states[at]) for group, states in groups.items()}
+        frames = [_labelled(part.frame, group, task.grouped) for group, part in parts.items() if part is not None]
+        if frames:
+            joined = pd.concat(frames, ignore_index=True)
+            tables[name] = joined.sort_values(["line", "part"], kind="stable", ignore_index=True)
+    return tables
+
+
+def _labelled(frame: pd.DataFrame, group: str, grouped: bool) -> pd.DataFrame:
+    if grouped:
+        frame.insert(0, "group", group)
+    return frame
+
+
+def _limited(task: Task, states: States) -> States:
+    """The states with samples of the size that was asked for."""
+    return [
+        dataclasses.replace(state, **_samples(state, analysis.sample)) if hasattr(analysis, "sample") else state
+        for analysis, state in zip(task.analyses.values(), states, strict=True)
+    ]
+
+
+def _samples(state: State, size: int) -> dict[str, Sample]:
+    return {name: value.limited(size) for name, value in vars(state).items() if isinstance(value, Sample)}
