@@ -103,12 +103,20 @@ class Checkpoint:
         read = (self.read(node) for node in reversed(nodes))
         return reduce(lambda right, left: left.merge(right), read) if nodes else None
 
+    def settle(self) -> None:
+        """Merge the neighbours that a kill between writing the second and their parent has left."""
+        while pairs := [node for node in sorted(self.nodes) if node.index % 2 == 0 and node.sibling in self.nodes]:
+            self._merge_up(pairs[0])
+
     def remove(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _put(self, node: Node, observed: Observed) -> None:
         self._write(node, observed)
+        self._merge_up(node)
+
+    def _merge_up(self, node: Node) -> None:
         while node.sibling in self.nodes:
             first, second = sorted((node, node.sibling))
             self._write(node.parent, self.read(first).merge(self.read(second)))
@@ -164,6 +172,7 @@ def opened(
         else:
             _refuse_changed(former, json.loads(_json(manifest)))
         checkpoint = Checkpoint(folder, modules)
+        checkpoint.settle()
         try:
             yield checkpoint
         finally:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ import pandas as pd
 import pytest
 import tiny
 import torch
-from typer.testing import CliRunner, Result
+from command import Run, assert_error, content, files_of
 
 from analyses.kit.record import AXES, HeadWeights
 from bertgeo_cli import check, registry, report
 from bertgeo_cli.archive import load_record
 from bertgeo_cli.check import check_model
-from bertgeo_cli.cli import BUILT_IN, app
+from bertgeo_cli.cli import BUILT_IN
 from bertgeo_cli.families import head_weights
 from bertgeo_cli.models import LoadedModel
 
@@ -43,50 +43,6 @@ each_input = pytest.mark.parametrize(
     ("name", "given"),
     [(name, kind) for name in REPORTS for kind in (("text", "corpus") if name in READERS else ("weights",))],
 )
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command line in an empty folder, without settings of the person who runs the tests."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("BERTGEO_")]:
-        monkeypatch.delenv(name)
-
-    def call(*arguments: str, stdin: bytes | None = None) -> Result:
-        return CliRunner().invoke(app, list(arguments), input=stdin)
-
-    return call
-
-
-@pytest.fixture
-def fast(run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same with the tiny model and without figures, unless options say otherwise."""
-    monkeypatch.setenv("BERTGEO_MODEL", str(tiny_folder))
-    monkeypatch.setenv("BERTGEO_FIGURES", "none")
-    return run
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def content(folder: Path) -> Any:
-    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
-
-
-def assert_error(done: Result, code: int, *parts: str) -> None:
-    """Exit code, and exactly two lines: the error (after the model's line, where one was loaded) and what to do."""
-    assert done.exit_code == code, done.output
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("Model: ")]
-    assert len(lines) == 2, done.stderr
-    assert lines[0].startswith("Error: ")
-    assert "Traceback" not in done.output
-    assert "fault of bertgeo" not in done.output
-    for part in parts:
-        assert part in " ".join(lines), done.stderr
-    assert done.stdout == ""
 
 
 def test_the_first_line_of_the_readme_works_on_the_real_model(run: Run, tmp_path: Path) -> None:
