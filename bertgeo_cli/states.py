@@ -63,7 +63,7 @@ def _encoded(value: Any, arrays: Arrays) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.ndarray):
-        arrays[name := f"{len(arrays):06}"] = np.ascontiguousarray(value)
+        arrays[name := f"{len(arrays):06}"] = np.asarray(value, order="C")
         return {"array": name}
     if isinstance(value, np.generic):
         return value.item()
