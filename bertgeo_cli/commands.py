@@ -8,7 +8,7 @@ from typing import Any
 from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.result import Table
 
-from . import provenance, report, screen
+from . import formats, provenance, report, screen
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
@@ -47,6 +47,8 @@ def analyse(
         return
     _refuse_conflicts(texts)
     _refuse_unread(analysis, texts)
+    if analysis.needs:
+        formats.check(texts)
     folder = output.output or Path("bertgeo-report") / name
     report.check_replaceable(folder, force=output.force)
     loaded = open_model(model)
@@ -83,8 +85,8 @@ def _listing(analysis: Analysis[Any]) -> Table | None:
 
 
 def _refuse_unread(analysis: Analysis[Any], texts: InputOptions) -> None:
-    if not analysis.needs and (texts.text is not None or texts.corpus is not None):
-        given = "a text" if texts.text is not None else "--corpus"
+    if not analysis.needs and texts.typed:
+        given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
         raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
 
 

@@ -12,13 +12,15 @@ from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
 from . import provenance, report, screen
-from .corpus import Encoder, Line, Reading, open_lines, prepare, read_lines, too_long
+from .corpus import Encoder, Line, Reading, kmer_size, prepare, read_lines, too_long
+from .formats import Layout, as_read, format_of, is_compressed, is_rereadable, labels_of, name_of, open_entries
 from .models import LoadedModel
 from .options import InputOptions
 from .run import Pass, analyse_corpus, analyse_text, analyse_weights, needs_of, plan
 from .samples import SAMPLE_CORPUS
 
 UNKNOWN_LIMIT = 0.2
+NEARLY_ALL = 0.9
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Job:
     files: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
+    layout: Layout = Layout("txt", {})
     incomplete: int = 0
 
     def result(self, draft: Path) -> Result:
@@ -43,7 +46,7 @@ class Job:
         if self.texts.text is not None:
             text = self.single()
             self.source = provenance.text_source(text)
-            self._warn_unknown(sum(text.unknown), len(text) - sum(text.special))
+            self._warn_unknown(sum(text.unknown), len(text) - sum(text.special), text.text)
             return analyse_text([self.analysis], self.loaded, text, self.how)[0]
         return self._corpus(draft)
 
@@ -58,7 +61,8 @@ class Job:
     def single(self) -> TokenizedText:
         """The one text, cut if it was asked for."""
         encoder = self._encoder()
-        text = encoder.encode(self.texts.text or "", self.texts.pair)
+        first, second = self.texts.text or "", self.texts.pair
+        text = encoder.encode(as_read(first, self.texts), second and as_read(second, self.texts))
         if len(text) <= encoder.max_tokens:
             return text
         if self.texts.long != "truncate":
@@ -68,7 +72,7 @@ class Job:
         return encoder.truncate(text)
 
     def _corpus(self, draft: Path) -> Result:
-        log = report.LinesLog(draft)
+        log = report.LinesLog(draft, labels_of(self.path, self.texts))
         try:
             with screen.progress(self._expected_lines()) as advance:
                 texts = self._logged(log, advance)
@@ -77,9 +81,9 @@ class Job:
             log.close()
         self.files.append("lines.csv")
         self.incomplete = log.incomplete
-        self.source = provenance.corpus_source(self.path, log, self.texts.encoding)
+        self.source = provenance.corpus_source(self.path, log, self.texts.encoding, self.layout)
         self.remarks.append(screen.summary(self.source))
-        self._warn_unknown(log.unknown, log.tokens)
+        self._warn_unknown(log.unknown, log.tokens - log.special, log.unread)
         return result
 
     def _logged(self, log: report.LinesLog, advance: Any) -> Iterator[TokenizedText]:
@@ -91,8 +95,8 @@ class Job:
 
     def _prepared(self) -> Iterator[tuple[Line, TokenizedText | None]]:
         encoder, reading = self._encoder(), self._reading()
-        with open_lines(self.path, reading.encoding) as stream:
-            for line in read_lines(stream, reading, self.path_name):
+        with open_entries(self.path, self.texts) as (self.layout, entries):
+            for line in read_lines(entries, reading, self.path_name):
                 yield from prepare(line, encoder, reading)
 
     @property
@@ -105,26 +109,28 @@ class Job:
     @property
     def path_name(self) -> str:
         """The corpus as messages name it."""
-        if self.texts.corpus is None:
-            return "the sample corpus"
-        return "standard input" if self.texts.corpus == "-" else Path(self.texts.corpus).name
+        return "the sample corpus" if self.texts.corpus is None else name_of(self.path)
 
     def _reading(self) -> Reading:
         long = self.texts.long or "truncate"
-        return Reading(self.texts.encoding, long, self.texts.on_error, self.texts.limit)
+        return Reading(long, self.texts.on_error, self.texts.limit)
 
     def _encoder(self) -> Encoder:
         special = self.texts.special_tokens_in_text
         return Encoder(self.loaded.tokenizer, self.loaded.max_tokens, special_tokens_in_text=special)
 
     def _expected_lines(self) -> int | None:
-        if self.path == "-":
+        if is_compressed(self.path) or not is_rereadable(self.path):
             return None
+        if self.texts.limit and format_of(self.path, self.texts) != "txt":
+            return None  # so many rows or records, which may have several lines
         lines = provenance.count_lines(Path(self.path))
         return min(lines, self.texts.limit or lines)
 
-    def _warn_unknown(self, unknown: int, tokens: int) -> None:
-        if tokens and unknown / tokens > UNKNOWN_LIMIT:
-            self.remarks.append(
-                f"Warning: {unknown / tokens:.0%} of the tokens are unknown to this model's vocabulary."
-            )
+    def _warn_unknown(self, unknown: int, tokens: int, example: str) -> None:
+        if not tokens or unknown / tokens <= UNKNOWN_LIMIT:
+            return
+        warning = f"Warning: {unknown / tokens:.0%} of the tokens are unknown to this model's vocabulary."
+        size = kmer_size(example, self._encoder()) if unknown / tokens >= NEARLY_ALL else None
+        advice = f" It holds {size}-mers of such sequences: read them by --kmer {size}." if size else ""
+        self.remarks.append(warning + advice)

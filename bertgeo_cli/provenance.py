@@ -16,6 +16,7 @@ from analyses.kit.analysis import Analysis
 from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
+from .formats import Layout, is_rereadable, name_of
 from .models import LoadedModel
 from .options import InputOptions
 from .report import LinesLog
@@ -41,13 +42,15 @@ def text_source(text: TokenizedText) -> dict[str, Any]:
     return {"kind": "text", "text": text.text, "pair": text.pair, "tokens": len(text)}
 
 
-def corpus_source(path: Path | str, log: LinesLog, encoding: str) -> dict[str, Any]:
-    """What was read of a corpus: its name, hash, lines by status, tokens."""
+def corpus_source(path: Path | str, log: LinesLog, encoding: str, layout: Layout) -> dict[str, Any]:
+    """What was read of a corpus: its name, hash, format, columns, lines by status, tokens."""
     sample = path == SAMPLE_CORPUS
     return {
         "kind": "sample" if sample else "corpus",
-        "name": "standard input" if path == "-" else Path(path).name,
-        "sha256": None if path == "-" else file_hash(Path(path)),
+        "name": name_of(path),
+        "sha256": file_hash(Path(path)) if is_rereadable(path) else None,
+        "format": layout.format,
+        "columns": dict(layout.columns),
         "encoding": encoding,
         "lines": log.lines,
         "status": dict(sorted(log.counts.items())),
@@ -93,7 +96,7 @@ def describe(
     how: Pass,
 ) -> dict[str, Any]:
     """Where a result comes from: command, settings, input, model, arithmetic, versions."""
-    read = ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
+    read = ("limit", "long", "on_error", "special_tokens_in_text", "encoding", "literal_quotes", "kmer", "stride")
     return {
         "command": command,
         "settings": {name: getattr(value, "text", value) for name, value in vars(analysis).items()},

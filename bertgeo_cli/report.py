@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -178,27 +178,37 @@ def json_ready(value: Any) -> Any:
 
 
 class LinesLog:
-    """lines.csv: every line of the corpus with its status, written as it passes."""
+    """lines.csv: every line of the corpus with its status, written as it passes.
 
-    COLUMNS = ("line", "part", "status", "tokens", "used", "unknown", "note")
+    `labels` are the columns, `id` and `group`, that the corpus gives; `unread` is the first text that is all unknown.
+    """
 
-    def __init__(self, folder: Path):
+    COLUMNS = ("status", "tokens", "used", "unknown", "unknown_share", "note")
+
+    def __init__(self, folder: Path, labels: Sequence[str] = ()):
+        self.labels = labels
+        self.unread = ""
         self.counts: Counter[str] = Counter()
         self.lines = 0
         self.tokens = 0
+        self.special = 0
         self.unknown = 0
         self.incomplete = 0
         self._stream = (folder / "lines.csv").open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._stream, lineterminator="\n")
-        self._writer.writerow(self.COLUMNS)
+        self._writer.writerow(("line", "part", *labels, *self.COLUMNS))
 
     def add(self, line: Line) -> None:
         """Write one line (or one part of a split line) and count it."""
-        self._writer.writerow((line.number, line.part, line.status, line.tokens, line.used, line.unknown, line.note))
+        labels = (getattr(line, label) for label in self.labels)
+        self._writer.writerow((line.number, line.part, *labels, *(getattr(line, name) for name in self.COLUMNS)))
         self.lines += line.part == 0
         self.counts[line.status] += line.part == 0
         self.tokens += line.used
+        self.special += line.special
         self.unknown += line.unknown
+        if not self.unread and line.unknown_share == 1:
+            self.unread = line.text
         self.incomplete += line.incomplete
 
     def close(self) -> None:
