@@ -461,7 +461,7 @@ class _Record:
 
     def __init__(self, number: int, header: str | None, fault: Fault | None):
         self.number = number
-        self.id = next(iter((header or "").split()), "")
+        self.id = "" if fault else next(iter((header or "").split()), "")
         self.fault = fault
         self.parts: list[str] = []
 

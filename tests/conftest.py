@@ -1,6 +1,7 @@
 """What several test modules share: loading a model costs seconds."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import tiny
+from typer.testing import CliRunner, Result
 
+from bertgeo_cli.cli import app
 from bertgeo_cli.models import LoadedModel, load_model
+
+Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +36,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_folder: Path) -> LoadedModel:
     """TINY, loaded on the CPU; it is shared, so leave it as it is."""
     return load_model(str(tiny_folder), device="cpu", offline=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in an empty folder, without settings of the person who runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("BERTGEO_")]:
+        monkeypatch.delenv(name)
+
+    def call(*arguments: str, stdin: bytes | None = None) -> Result:
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return call
+
+
+@pytest.fixture
+def fast(run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same with the tiny model and without figures, unless options say otherwise."""
+    monkeypatch.setenv("BERTGEO_MODEL", str(tiny_folder))
+    monkeypatch.setenv("BERTGEO_FIGURES", "none")
+    return run

@@ -17,13 +17,13 @@ import pandas as pd
 import pytest
 import tiny
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from analyses.kit.record import AXES, HeadWeights
 from bertgeo_cli import check, registry, report
 from bertgeo_cli.archive import load_record
 from bertgeo_cli.check import check_model
-from bertgeo_cli.cli import BUILT_IN, app
+from bertgeo_cli.cli import BUILT_IN
 from bertgeo_cli.families import head_weights
 from bertgeo_cli.models import LoadedModel
 
@@ -45,27 +45,6 @@ each_input = pytest.mark.parametrize(
 )
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command line in an empty folder, without settings of the person who runs the tests."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("BERTGEO_")]:
-        monkeypatch.delenv(name)
-
-    def call(*arguments: str, stdin: bytes | None = None) -> Result:
-        return CliRunner().invoke(app, list(arguments), input=stdin)
-
-    return call
-
-
-@pytest.fixture
-def fast(run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same with the tiny model and without figures, unless options say otherwise."""
-    monkeypatch.setenv("BERTGEO_MODEL", str(tiny_folder))
-    monkeypatch.setenv("BERTGEO_FIGURES", "none")
-    return run
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
