@@ -52,6 +52,8 @@ UNREAD_OF_FORMAT = {
     "tsv": (),
 }
 
+JSON = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=lambda _: None)
+"""Numbers stay as they are written; NaN, which JSON does not know, is as good as null."""
 STRAY_BYTE = re.compile("[\udc80-\udcff]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 NO_RESIDUE = re.compile(r"[^A-Za-z*.\-]")
@@ -144,10 +146,10 @@ def check(options: InputOptions) -> None:
     elif options.corpus is None:
         _refuse_unread(options, UNREAD_OF_SAMPLE, "no --corpus")
     else:
-        _check_corpus("-" if options.corpus == "-" else Path(options.corpus), options)
+        _check_corpus(options.corpus, options)
 
 
-def _check_corpus(source: Path | str, options: InputOptions) -> None:
+def _check_corpus(source: str, options: InputOptions) -> None:
     form = format_of(source, options)
     _refuse_unread(options, UNREAD_OF_FORMAT[form], f"{name_of(source)} is read as {form}")
     if options.pair_column is not None and options.long == "split" and "pair_column" not in UNREAD_OF_FORMAT[form]:
@@ -416,11 +418,11 @@ def _read_json_lines(lines: Lines, options: CorpusOptions) -> tuple[Columns, Ite
 
 
 def _object(line: str, lines: Lines) -> dict[str, Any] | Fault:
-    """The fields of one line; numbers stay as they are written."""
+    """The fields of one line."""
     if fault := lines.stray(line):
         return fault
     try:
-        found = json.loads(line, parse_int=str, parse_float=str, parse_constant=lambda _: None)
+        found = JSON.decode(line)
     except json.JSONDecodeError as error:
         return Fault(f"no valid JSON: {error.msg} at column {error.colno}")
     except RecursionError:
