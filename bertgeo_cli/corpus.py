@@ -18,7 +18,7 @@ Long = Literal["truncate", "split", "skip", "error"]
 OnError = Literal["stop", "skip"]
 Status = Literal["ok", "empty", "truncated", "split", "skipped", "undecodable"]
 
-NUCLEOTIDES = re.compile("[ACGTUN]+")
+NUCLEOTIDES = re.compile(r"\s*([ACGTUN]\s*)+", re.IGNORECASE)
 LONGEST_KMER = 8
 KMER_SAMPLE = 200
 """Residues that tell which K-mers a vocabulary holds."""
@@ -216,11 +216,20 @@ def too_long(what: str, tokens: int, limit: int) -> BertgeoError:
     )
 
 
+def is_nucleotides(text: str) -> bool:
+    """Whether a text is a sequence over ACGTUN, spaced or not.
+
+    >>> is_nucleotides("ATTGGC"), is_nucleotides("a t t"), is_nucleotides("the cat")
+    (True, True, False)
+    """
+    return NUCLEOTIDES.fullmatch(text) is not None
+
+
 def kmer_size(text: str, encoder: Encoder) -> int | None:
     """The largest K for which most K-mers of a nucleotide sequence are known tokens; None for any other text."""
-    sequence = "".join(text.split()).upper()[:KMER_SAMPLE]
-    if not NUCLEOTIDES.fullmatch(sequence):
+    if not is_nucleotides(text):
         return None
+    sequence = "".join(text.split()).upper()[:KMER_SAMPLE]
     sizes = range(min(LONGEST_KMER, len(sequence)), 0, -1)
     return next((size for size in sizes if _reads_kmers(encoder, sequence, size)), None)
 

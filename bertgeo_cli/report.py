@@ -17,7 +17,7 @@ import pandas as pd
 
 from analyses.kit.result import Result, Table
 
-from .corpus import Line
+from .corpus import Line, is_nucleotides
 from .errors import BertgeoError, UsageError
 
 TableFormat = Literal["csv", "parquet", "jsonl"]
@@ -180,7 +180,8 @@ def json_ready(value: Any) -> Any:
 class LinesLog:
     """lines.csv: every line of the corpus with its status, written as it passes.
 
-    `labels` are the columns, `id` and `group`, that the corpus gives; `unread` is the first text that is all unknown.
+    `labels` are the columns, `id` and `group`, that the corpus gives; `unread` is the first nucleotide sequence
+    that is all unknown.
     """
 
     COLUMNS = ("status", "tokens", "used", "unknown", "unknown_share", "note")
@@ -207,7 +208,7 @@ class LinesLog:
         self.tokens += line.used
         self.special += line.special
         self.unknown += line.unknown
-        if not self.unread and line.unknown_share == 1:
+        if not self.unread and line.unknown_share == 1 and is_nucleotides(line.text):
             self.unread = line.text
         self.incomplete += line.incomplete
 

@@ -561,6 +561,7 @@ def test_kmers_are_every_whole_stretch(sequence: str, size: int, stride: int) ->
 
 
 SEQUENCE = "ATTGGCATTCAG"
+TITLE = "\u57fa\u56e0\n"
 
 
 @pytest.fixture(scope="module")
@@ -578,12 +579,13 @@ def sixmers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_t6_a_sequence_that_is_all_unknown_is_told_the_kmers(
     fast: Run, tmp_path: Path, sixmers: Path, given: tuple[str, ...]
 ) -> None:
-    (tmp_path / "c.txt").write_text(f"{SEQUENCE}\n\n{SEQUENCE[::-1]}\n")
+    (tmp_path / "c.txt").write_text(f"{TITLE}{SEQUENCE}\n\n{SEQUENCE[::-1]}\n", encoding="utf-8")
     (tmp_path / "c.fa").write_text(f">a\n{SEQUENCE}\n")
     done = fast("attention", *given, "--model", str(sixmers))
     assert done.exit_code == 0, done.output
     assert "100% of the tokens are unknown" in done.stderr
     assert "--kmer 6" in done.stderr
+    (tmp_path / "c.txt").write_text(f"{SEQUENCE}\n")
     told = fast("attention", *given, "--model", str(sixmers), "--kmer", "6", "-o", "out")
     assert told.exit_code == 0, told.output
     assert "unknown" not in told.stderr
