@@ -8,7 +8,7 @@ from typing import Any
 from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.result import Table
 
-from . import report, screen
+from . import formats, report, screen
 from .choice import Analyses, chosen_analyses
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
@@ -18,7 +18,7 @@ from .observation import Pass
 from .options import (
     ChoiceOptions,
     CorpusInput,
-    CorpusOptions,
+    CorpusRunOptions,
     DebugOption,
     InputOptions,
     MergeOptions,
@@ -52,7 +52,7 @@ def analyse(
     model: ModelOptions,
     analysis: Analysis[Any],
     output: OutputOptions,
-    runs: CorpusOptions,
+    runs: CorpusRunOptions,
     run: RunOptions,
 ) -> None:
     """Run one analysis over a text, a corpus or the weights, write its report and print its headline."""
@@ -71,7 +71,7 @@ def run(
     choice: ChoiceOptions,
     model: ModelOptions,
     output: OutputOptions,
-    runs: CorpusOptions,
+    runs: CorpusRunOptions,
     how: RunOptions,
 ) -> None:
     """Run several analyses over a corpus in one pass, write one report and print every headline."""
@@ -84,9 +84,11 @@ def _report(
     texts: InputOptions | CorpusInput,
     model: ModelOptions,
     output: OutputOptions,
-    runs: CorpusOptions,
+    runs: CorpusRunOptions,
     run: RunOptions,
 ) -> None:
+    if any(analysis.needs for analysis in analyses.values()):
+        formats.check(texts)
     folder = output.output or Path("bertgeo-report") / command
     report.check_replaceable(folder, force=output.force)
     if runs.per_text:
@@ -143,15 +145,15 @@ def _listing(analysis: Analysis[Any]) -> Table | None:
 
 
 def _refuse_unread(analysis: Analysis[Any], texts: InputOptions) -> None:
-    if not analysis.needs and (texts.text is not None or texts.corpus is not None):
-        given = "a text" if texts.text is not None else "--corpus"
+    if not analysis.needs and texts.typed:
+        given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
         raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
 
 
-def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions, runs: CorpusOptions) -> None:
+def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions, runs: CorpusRunOptions) -> None:
     if analysis.needs and texts.text is None:
         return
-    given = [name for name in vars(runs) if getattr(runs, name) != getattr(CorpusOptions, name)]
+    given = [name for name in vars(runs) if getattr(runs, name) != getattr(CorpusRunOptions, name)]
     if given:
         raise UsageError(f"--{given[0].replace('_', '-')} is for a corpus", "Leave it out, or give --corpus.")
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
 import re
-import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from analyses.kit.record import TokenizedText
 
-from .errors import BertgeoError, UsageError
+from .errors import BertgeoError
+from .formats import Entry, kmers
 
 Long = Literal["truncate", "split", "skip", "error"]
 OnError = Literal["stop", "skip"]
 Status = Literal["ok", "empty", "truncated", "split", "skipped", "undecodable"]
 
-UNDECODABLE = re.compile("[\udc80-\udcff]")
+NUCLEOTIDES = re.compile(r"\s*([ACGTUN]\s*)+", re.IGNORECASE)
+LONGEST_KMER = 8
+KMER_SAMPLE = 200
+"""Residues that tell which K-mers a vocabulary holds."""
 SHARD_TEXTS = 1024
 """Texts to a shard: below about 1,000, batches of equal length get too small to be fast."""
 
@@ -38,6 +38,15 @@ class Line:
     tokens: int = 0
     used: int = 0
     unknown: int = 0
+    special: int = 0
+    pair: str | None = None
+    id: str = ""
+    group: str = ""
+
+    @property
+    def unknown_share(self) -> float | None:
+        """Unknown tokens among those used that are not special; None where there are none."""
+        return self.unknown / (self.used - self.special) if self.used > self.special else None
 
     @property
     def incomplete(self) -> bool:
@@ -49,11 +58,9 @@ class Line:
 class Reading:
     """How to read lines: the options that the command line gives."""
 
-    encoding: str = "utf-8"
     long: Long = "truncate"
     on_error: OnError = "stop"
     limit: int | None = None
-    special_tokens_in_text: bool = False
 
 
 class Encoder:
@@ -159,61 +166,29 @@ def is_empty(text: str) -> bool:
     return all(unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp") for character in text)
 
 
-@contextmanager
-def open_lines(source: Path | str, encoding: str) -> Iterator[IO[str]]:
-    """A text stream whose undecodable bytes come through as lone surrogates, so that a line can be named."""
-    try:
-        "".encode(encoding)
-    except LookupError:
-        raise UsageError(f"unknown encoding {encoding!r}", "Try utf-8, latin-1, cp1252 or utf-16.") from None
-    if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"
-    try:
-        file = sys.stdin.fileno() if source == "-" else source
-        stream = open(file, encoding=encoding, errors="surrogateescape", closefd=source != "-")  # noqa: SIM115
-    except (OSError, LookupError, ValueError) as error:
-        raise UsageError(f"cannot read the corpus {source}: {error}", "Check the path of --corpus.") from None
-    with stream:
-        yield stream
+def read_lines(entries: Iterable[Entry], reading: Reading, name: str) -> Iterator[Line]:
+    """Every entry as a line with its number, blank and faulty ones among them; a blank pair is none.
 
-
-def read_lines(stream: Iterable[str], reading: Reading, name: str) -> Iterator[Line]:
-    """Every line with its number, blank and undecodable ones among them.
-
-    Raises: BertgeoError at a line that does not decode, unless `on_error` is skip.
+    Raises: BertgeoError at an entry with a fault, unless `on_error` is skip.
     """
-    for number, (text, fault) in enumerate(islice(_decoded(stream, reading.encoding), reading.limit), start=1):
-        if fault and reading.on_error == "stop":
+    for entry in islice(entries, reading.limit):
+        if entry.fault and reading.on_error == "stop":
             raise BertgeoError(
-                f"{name}, line {number}: {fault}", "Give the file's --encoding (say latin-1), or --on-error skip."
+                f"{name}, line {entry.number}: {entry.fault.what}", f"{entry.fault.cure}, or --on-error skip."
             )
-        if fault:
-            yield Line(number, "", "undecodable", fault)
+        line = Line(entry.number, "", id=entry.id, group=entry.group)
+        if entry.fault:
+            yield replace(line, status="undecodable", note=entry.fault.what)
         else:
-            yield Line(number, text, "empty" if is_empty(text) else "ok")
-
-
-def _decoded(stream: Iterable[str], encoding: str) -> Iterator[tuple[str, str]]:
-    """Each line's text, and what is wrong with its bytes."""
-    lines = iter(stream)
-    try:
-        for line in lines:
-            stray = UNDECODABLE.search(line)
-            yield line.removesuffix("\n"), f"byte 0x{ord(stray[0]) - 0xDC00:02X} is not {encoding}" if stray else ""
-    except UnicodeDecodeError as error:
-        # Encodings of several bytes a character, such as utf-16: after a fault no line break can be found.
-        yield "", f"bytes {error.object[error.start : error.end].hex(' ')} are not {encoding}, reading ends here"
-    except UnicodeError as error:
-        yield "", f"{error}, reading ends here"
-    except OSError as error:
-        raise BertgeoError(f"cannot read on: {error}", "Check the corpus.") from None
+            pair = None if is_empty(entry.pair or "") else entry.pair
+            yield replace(line, text=entry.text, pair=pair, status="empty" if is_empty(entry.text) else "ok")
 
 
 def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, TokenizedText | None]]:
     """What of a line goes to the model: one text, several parts, or nothing."""
     if line.status != "ok":
         return [(line, None)]
-    text = encoder.encode(line.text, line=line.number)
+    text = encoder.encode(line.text, line.pair, line=line.number)
     if len(text) <= encoder.max_tokens:
         return [_counted(line, text, len(text))]
     if reading.long == "error":
@@ -229,7 +204,8 @@ def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, 
 
 
 def _counted(line: Line, text: TokenizedText, tokens: int) -> tuple[Line, TokenizedText]:
-    return replace(line, tokens=tokens, used=len(text), unknown=sum(text.unknown)), text
+    line = replace(line, tokens=tokens, used=len(text), unknown=sum(text.unknown), special=sum(text.special))
+    return line, replace(text, id=line.id, group=line.group)
 
 
 def too_long(what: str, tokens: int, limit: int) -> BertgeoError:
@@ -261,6 +237,30 @@ def cut(prepared: Iterable[tuple[Line, TokenizedText | None]], size: int = SHARD
             index, lines, texts = index + 1, [], []
     if lines:
         yield Shard(index, tuple(lines), tuple(texts))
+
+
+def is_nucleotides(text: str) -> bool:
+    """Whether a text is a sequence over ACGTUN, spaced or not.
+
+    >>> is_nucleotides("ATTGGC"), is_nucleotides("a t t"), is_nucleotides("the cat")
+    (True, True, False)
+    """
+    return NUCLEOTIDES.fullmatch(text) is not None
+
+
+def kmer_size(text: str, encoder: Encoder) -> int | None:
+    """The largest K for which most K-mers of a nucleotide sequence are known tokens; None for any other text."""
+    if not is_nucleotides(text):
+        return None
+    sequence = "".join(text.split()).upper()[:KMER_SAMPLE]
+    sizes = range(min(LONGEST_KMER, len(sequence)), 0, -1)
+    return next((size for size in sizes if _reads_kmers(encoder, sequence, size)), None)
+
+
+def _reads_kmers(encoder: Encoder, sequence: str, size: int) -> bool:
+    text = encoder.encode(kmers(sequence, size))
+    count = len(sequence) - size + 1
+    return len(text) - sum(text.special) == count and 2 * sum(text.unknown) < count
 
 
 def shards(items: Iterable[TokenizedText], size: int = SHARD_TEXTS) -> Iterator[list[TokenizedText]]:

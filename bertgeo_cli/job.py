@@ -15,11 +15,12 @@ from analyses.kit.result import Result
 from . import checkpoint, provenance, report, runners, screen
 from .checkpoint import Checkpoint
 from .choice import Analyses, settings_of
-from .corpus import Encoder, Line, Reading, Shard, cut, open_lines, prepare, read_lines, too_long
+from .corpus import Encoder, Line, Reading, Shard, cut, kmer_size, prepare, read_lines, too_long
 from .errors import StoppedError, UsageError
+from .formats import Layout, as_read, format_of, is_compressed, is_rereadable, labels_of, name_of, open_entries
 from .models import LoadedModel
 from .observation import Observed, Pass, Task, start
-from .options import CorpusInput, CorpusOptions, InputOptions, ModelOptions
+from .options import CorpusInput, CorpusRunOptions, InputOptions, ModelOptions
 from .run import analyse_text, analyse_weights, finalize, group_tables, nothing_read, plan
 from .samples import SAMPLE_CORPUS
 from .versions import versions
@@ -37,11 +38,15 @@ class Job:
     texts: InputOptions | CorpusInput
     model: ModelOptions
     how: Pass
-    runs: CorpusOptions
+    runs: CorpusRunOptions
     files: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
+    layout: Layout = Layout("txt", {})
     incomplete: int = 0
+    shards: int = 0
+    _special: int = 0
+    _advice: str = ""
 
     @property
     def of_texts(self) -> Analyses:
@@ -75,7 +80,7 @@ class Job:
             return
         target = folder.resolve()
         states = target.with_name(f".{target.name}.{STATES}")
-        anew = force or self.path == "-"
+        anew = force or not is_rereadable(self.path)
         with checkpoint.opened(states, self.manifest(), self.modules, resume=self.runs.resume, force=anew) as opened:
             yield opened
 
@@ -102,8 +107,9 @@ class Job:
     def check(self) -> None:
         """Raise UsageError for what cannot be run, before any work."""
         start(list(self.analyses.values()), self.loaded)
-        if self.reads_corpus and self.path == "-" and (self.runs.resume or self.part[1] > 1):
-            raise UsageError("standard input cannot be read again", "Give the corpus as a file.")
+        again = self.runs.resume or self.part[1] > 1
+        if self.reads_corpus and again and not is_rereadable(self.path):
+            raise UsageError(f"{self.path_name} cannot be read again", "Give the corpus as a file.")
 
     def describe(
         self, results: Mapping[str, Result], written: report.Written, formats: Mapping[str, str]
@@ -123,7 +129,8 @@ class Job:
 
     def part_content(self) -> dict[str, Any]:
         """What `bertgeo merge` must know of this job."""
-        return {"job": self.part[0], "shards": self.shards, "manifest": self.manifest()}
+        counted = {"shards": self.shards, "special_tokens": self._special, "advice": self._advice}
+        return {"job": self.part[0], **counted, "manifest": self.manifest()}
 
     def results(self, draft: Path, kept: Checkpoint | None) -> dict[str, Result]:
         """The answers by analysis; a corpus also leaves lines.csv in the draft, and of each text what was asked for.
@@ -152,7 +159,8 @@ class Job:
     def single(self) -> TokenizedText:
         """The one text, cut if it was asked for."""
         encoder = self._encoder()
-        text = encoder.encode(self.texts.text or "", self.texts.pair)
+        first, second = self.texts.text or "", self.texts.pair
+        text = encoder.encode(as_read(first, self.texts), second and as_read(second, self.texts))
         if len(text) <= encoder.max_tokens:
             return text
         if self.texts.long != "truncate":
@@ -164,11 +172,11 @@ class Job:
     def _text(self) -> dict[str, Result]:
         text = self.single()
         self.source = provenance.text_source(text)
-        self._warn_unknown(sum(text.unknown), len(text) - sum(text.special))
+        self._warn_unknown(sum(text.unknown), len(text) - sum(text.special), text.text)
         return _named(self.of_texts, analyse_text(list(self.of_texts.values()), self.loaded, text, self.how))
 
     def _corpus(self, draft: Path, kept: Checkpoint) -> dict[str, Result]:
-        log = report.LinesLog(draft)
+        log = report.LinesLog(draft, labels_of(self.path, self.texts))
         try:
             with screen.progress(self._expected_lines()) as bar:
                 self._observe(kept, log, bar)
@@ -205,7 +213,7 @@ class Job:
         job, jobs = self.part
         for shard in cut(self._prepared(), self.runs.shard_texts):
             bar.begin(shard.index, len(shard.lines))
-            self._shards = shard.index + bool(shard.texts)
+            self.shards = shard.index + bool(shard.texts)
             if shard.index % jobs != job - 1:
                 bar.finish(shard.index)
                 continue
@@ -216,23 +224,18 @@ class Job:
             else:
                 yield shard
 
-    _shards: int = 0
-
-    @property
-    def shards(self) -> int:
-        """Shards of the whole corpus, known once it was read."""
-        return self._shards
-
     @property
     def grouped(self) -> bool:
         """Whether the corpus names a group of every text."""
-        return bool(getattr(self.texts, "group_column", None))
+        return self.texts.group_column is not None
 
     def _tell(self, log: report.LinesLog) -> None:
         self.incomplete = log.incomplete
-        self.source = provenance.corpus_source(provenance.corpus_identity(self.path, self.texts.encoding), log)
+        identity = provenance.corpus_identity(self.path, self.texts.encoding)
+        self.source = provenance.corpus_source(identity, self.layout, log)
         self.remarks.append(screen.summary(self.source))
-        self._warn_unknown(log.unknown, log.tokens)
+        self._warn_unknown(log.unknown, log.tokens - log.special, log.unread)
+        self._special = log.special
 
     def _move_tables(self, kept: Checkpoint, draft: Path) -> None:
         """The tables of every text, from among the states to the report."""
@@ -243,8 +246,8 @@ class Job:
 
     def _prepared(self) -> Iterator[tuple[Line, TokenizedText | None]]:
         encoder, reading = self._encoder(), self._reading()
-        with open_lines(self.path, reading.encoding) as stream:
-            for line in read_lines(stream, reading, self.path_name):
+        with open_entries(self.path, self.texts) as (self.layout, entries):
+            for line in read_lines(entries, reading, self.path_name):
                 yield from prepare(line, encoder, reading)
 
     @property
@@ -257,26 +260,28 @@ class Job:
     @property
     def path_name(self) -> str:
         """The corpus as messages name it."""
-        if self.texts.corpus is None:
-            return "the sample corpus"
-        return "standard input" if self.texts.corpus == "-" else Path(self.texts.corpus).name
+        return "the sample corpus" if self.texts.corpus is None else name_of(self.path)
 
     def _reading(self) -> Reading:
         long = self.texts.long or "truncate"
-        return Reading(self.texts.encoding, long, self.texts.on_error, self.texts.limit)
+        return Reading(long, self.texts.on_error, self.texts.limit)
 
     def _encoder(self) -> Encoder:
         special = self.texts.special_tokens_in_text
         return Encoder(self.loaded.tokenizer, self.loaded.max_tokens, special_tokens_in_text=special)
 
     def _expected_lines(self) -> int | None:
-        if self.path == "-":
+        if is_compressed(self.path) or not is_rereadable(self.path):
             return None
+        if self.texts.limit and format_of(self.path, self.texts) != "txt":
+            return None  # so many rows or records, which may have several lines
         lines = provenance.count_lines(Path(self.path))
         return min(lines, self.texts.limit or lines)
 
-    def _warn_unknown(self, unknown: int, tokens: int) -> None:
-        self.remarks += screen.unknown_warning(unknown, tokens)
+    def _warn_unknown(self, unknown: int, tokens: int, example: str) -> None:
+        size = kmer_size(example, self._encoder()) if example else None
+        self._advice = f" It holds {size}-mers of such sequences: read them by --kmer {size}." if size else ""
+        self.remarks += screen.unknown_warning(unknown, tokens, self._advice)
 
 
 def _named(analyses: Analyses, results: list[Result]) -> dict[str, Result]:

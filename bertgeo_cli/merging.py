@@ -18,6 +18,7 @@ from . import provenance, report, screen
 from .checkpoint import Checkpoint
 from .choice import Analyses, analysis_of
 from .errors import BertgeoError, UsageError
+from .formats import Layout
 from .job import STATES, answers
 from .observation import Observed
 from .report import LINES, MARKER, LinesLog
@@ -74,9 +75,12 @@ class Merge:
         observed = self._observed(draft)
         self._copy(draft)
         identity = self.manifest["corpus"]
-        self.source = provenance.corpus_source(identity, log)
+        read = self.runs[1]["input"]
+        self.source = provenance.corpus_source(identity, Layout(read["format"], read["columns"]), log)
         self.remarks.append(screen.summary(self.source))
-        self.remarks += screen.unknown_warning(log.unknown, log.tokens)
+        parts = [run["part"] for run in self.runs.values()]
+        special, advice = sum(part["special_tokens"] for part in parts), [part["advice"] for part in parts]
+        self.remarks += screen.unknown_warning(log.unknown, log.tokens - special, next(filter(None, advice), ""))
         return answers(self.of_texts, observed)
 
     def describe(
@@ -107,7 +111,8 @@ class Merge:
         return observed
 
     def _lines(self, draft: Path) -> LinesLog:
-        log = LinesLog(draft)
+        labels = [name for name in ("id", "group") if name in self._columns()]
+        log = LinesLog(draft, labels)
         with ExitStack() as stack:
             streams = [
                 stack.enter_context((folder / LINES).open(encoding="utf-8", newline=""))
@@ -119,6 +124,10 @@ class Merge:
         log.close()
         self.files.append(LINES)
         return log
+
+    def _columns(self) -> list[str]:
+        with (self.parts[1] / LINES).open(encoding="utf-8", newline="") as stream:
+            return next(csv.reader(stream))
 
     def _copy(self, draft: Path) -> None:
         """What jobs wrote that needs no merging: tables of every text, and the answers that need no texts."""

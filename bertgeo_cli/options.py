@@ -45,43 +45,93 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How texts are read, wherever they come from."""
+FORMAT = "Corpus format"
 
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """The corpus and what its file holds. `typed` names the options that the command line itself gave."""
+
+    corpus: str | None = option(
+        None,
+        "A file of texts, plain or .gz: a text a line, or .tsv, .csv, .jsonl, .fasta; - is standard input.",
+        panel="Input",
+        metavar="FILE",
+    )
     encoding: str = option("utf-8", "Encoding of the corpus.", panel="Input")
-    limit: int | None = option(None, "Read at most this many lines.", panel="Input", min=1)
+    input_format: Literal["txt", "tsv", "csv", "jsonl", "fasta"] | None = option(
+        None, "What the corpus holds. Default: what its name says; txt for standard input.", panel=FORMAT
+    )
+    column: str | None = option(
+        None,
+        "Column of a tsv or csv with a header row, or field of a jsonl, that holds the text. "
+        "Default: the only one, or text or sentence.",
+        "--column",
+        "--field",
+        panel=FORMAT,
+        metavar="NAME",
+    )
+    pair_column: str | None = option(
+        None,
+        "Column or field of a second text, read together with the first; where it is blank, the first is read alone.",
+        panel=FORMAT,
+        metavar="NAME",
+    )
+    id_column: str | None = option(
+        None, "Column or field of the texts' ids (in FASTA, a header's first word).", panel=FORMAT, metavar="NAME"
+    )
+    group_column: str | None = option(None, "Column or field of the texts' groups.", panel=FORMAT, metavar="NAME")
+    literal_quotes: bool = option(
+        False, "Quote marks in a tsv or csv are text; without this a quoted cell may hold line breaks.", panel=FORMAT
+    )
+    kmer: int | None = option(
+        None,
+        "Read texts as sequences, in capitals, cut into K-mers: with 6, ATTGGCA is read as ATTGGC TTGGCA. FASTA is "
+        "read residue by residue (as with 1), which ProtBERT expects; for a tokenizer that cuts whole sequences "
+        "itself, give them one a line in a txt.",
+        panel=FORMAT,
+        metavar="K",
+        min=1,
+    )
+    stride: int | None = option(
+        None,
+        "Residues from one K-mer to the next. Default: 1; what remains after the last whole K-mer is left out.",
+        panel=FORMAT,
+        metavar="S",
+        min=1,
+    )
+    limit: int | None = option(None, "Read at most this many lines (rows, records).", panel="Input", min=1)
     long: Literal["truncate", "split", "skip", "error"] | None = option(
         None,
         "Texts longer than the model reads. Default: error for a text, truncate and count for a corpus.",
         panel="Input",
     )
-    on_error: Literal["stop", "skip"] = option("stop", "Lines that do not decode.", panel="Input")
+    on_error: Literal["stop", "skip"] = option(
+        "stop", "Lines that do not decode, rows and records with a fault.", panel="Input"
+    )
     strict: bool = option(False, "Exit with 3 when lines were skipped, truncated or failed.", panel="Input")
     special_tokens_in_text: bool = option(
         False, "Read [SEP], [MASK] and the like in the text as special tokens, not as text.", panel="Input"
     )
+    typed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class InputOptions(ReadingOptions):
+class InputOptions(CorpusOptions):
     """What is read: a text, a pair, a corpus, or the sample corpus."""
 
     text: str | None = option(
         None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
     )
     pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
-    corpus: str | None = option(
-        None, "A file with one text a line; - is standard input.", panel="Input", metavar="FILE"
-    )
 
 
 @dataclass(frozen=True)
-class CorpusInput(ReadingOptions):
+class CorpusInput(CorpusOptions):
     """What `bertgeo run` reads."""
 
     corpus: str | None = option(
-        None, "A file with one text a line; - is standard input. Without it, the sample corpus.", panel="argument"
+        None, "A file of texts (- is standard input); without it, the sample corpus.", panel="argument"
     )
 
     @property
@@ -137,7 +187,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
-class CorpusOptions:
+class CorpusRunOptions:
     """How a corpus is run: by whom, from where on, and what is kept of every text."""
 
     resume: bool = option(False, "Go on with a run that was stopped or killed.", panel="Corpus run")
@@ -243,9 +293,9 @@ class DebugOption:
 def groups_of(name: str, analysis: type | None) -> list[type]:
     """The dataclasses whose fields are a command's options, in the order of its help."""
     if analysis is not None:
-        return [InputOptions, ModelOptions, analysis, OutputOptions, CorpusOptions, RunOptions]
+        return [InputOptions, ModelOptions, analysis, OutputOptions, CorpusRunOptions, RunOptions]
     if name == "run":
-        return [CorpusInput, ChoiceOptions, ModelOptions, OutputOptions, CorpusOptions, RunOptions]
+        return [CorpusInput, ChoiceOptions, ModelOptions, OutputOptions, CorpusRunOptions, RunOptions]
     if name == "merge":
         return [MergeOptions, OutputOptions, DebugOption]
     return [*([RecordOptions] if name == "record" else []), ModelOptions, PlainOptions]
@@ -254,13 +304,17 @@ def groups_of(name: str, analysis: type | None) -> list[type]:
 def command_function(groups: Sequence[type], act: Callable[..., None], name: str) -> Callable[..., None]:
     """A function whose signature is the fields of all groups; called, it gives `act` one object a group."""
 
-    def call(**values: Any) -> None:
-        objects = [
-            group(**{field: _typed(group, field, values[field]) for field in _fields(group)}) for group in groups
-        ]
+    def call(context: typer.Context, **values: Any) -> None:
+        typed = frozenset(name for name in values if _on_command_line(context, name))
+        objects = []
+        for group in groups:
+            fields = set(_fields(group))
+            chosen = {name: _typed(group, name, value) for name, value in values.items() if name in fields}
+            objects.append(group(**chosen, **({"typed": typed & fields} if "typed" in fields else {})))
         act(*objects)
 
-    parameters = [
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context] + [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotation)
         for group in groups
         for field, annotation in _annotated(group)
@@ -287,6 +341,11 @@ def with_implied_values(arguments: Sequence[str], implied: Mapping[str, str]) ->
     return filled
 
 
+def _on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _fields(group: type) -> list[str]:
     return [field.name for field in dataclasses.fields(group)]
 
@@ -308,7 +367,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _annotated(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = typing.get_type_hints(group)
-    return [(field, _annotation(field, hints[field.name])) for field in dataclasses.fields(group)]
+    fields = [field for field in dataclasses.fields(group) if field.name != "typed"]
+    return [(field, _annotation(field, hints[field.name])) for field in fields]
 
 
 def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:

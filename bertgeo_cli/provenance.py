@@ -15,14 +15,18 @@ from analyses.kit.result import Result
 
 from .choice import Analyses, settings_of
 from .errors import UsageError
+from .formats import Layout, is_rereadable, name_of
 from .models import LoadedModel
 from .observation import Pass
-from .options import ReadingOptions
+from .options import CorpusOptions
 from .report import LinesLog
 from .samples import SAMPLE_CORPUS
 from .versions import versions
 
-READ = ("limit", "long", "on_error", "special_tokens_in_text", "encoding")
+READ = (
+    *("limit", "long", "on_error", "special_tokens_in_text", "encoding", "input_format"),
+    *("column", "pair_column", "id_column", "group_column", "literal_quotes", "kmer", "stride"),
+)
 
 
 def text_source(text: TokenizedText) -> dict[str, Any]:
@@ -33,21 +37,23 @@ def text_source(text: TokenizedText) -> dict[str, Any]:
 def corpus_identity(path: Path | str, encoding: str) -> dict[str, Any]:
     """Which corpus it is: its name and hash. Raises UsageError for a file that cannot be read."""
     try:
-        digest = None if path == "-" else file_hash(Path(path))
+        digest = file_hash(Path(path)) if is_rereadable(path) else None
     except OSError as error:
         raise UsageError(f"cannot read the corpus {path}: {error.strerror}", "Check the path of the corpus.") from None
     return {
         "kind": "sample" if path == SAMPLE_CORPUS else "corpus",
-        "name": "standard input" if path == "-" else Path(path).name,
+        "name": name_of(path),
         "sha256": digest,
         "encoding": encoding,
     }
 
 
-def corpus_source(identity: Mapping[str, Any], log: LinesLog) -> dict[str, Any]:
-    """What was read of a corpus: its lines by status, and tokens."""
+def corpus_source(identity: Mapping[str, Any], layout: Layout, log: LinesLog) -> dict[str, Any]:
+    """What was read of a corpus: its format, columns, lines by status, tokens."""
     return {
         **identity,
+        "format": layout.format,
+        "columns": dict(layout.columns),
         "lines": log.lines,
         "status": dict(sorted(log.counts.items())),
         "tokens": log.tokens,
@@ -55,7 +61,7 @@ def corpus_source(identity: Mapping[str, Any], log: LinesLog) -> dict[str, Any]:
     }
 
 
-def reading(texts: ReadingOptions) -> dict[str, Any]:
+def reading(texts: CorpusOptions) -> dict[str, Any]:
     """The options that say how lines became texts."""
     return {name: getattr(texts, name) for name in READ}
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analyses.kit.result import Result, Table
 
-from .corpus import Line
+from .corpus import Line, is_nucleotides
 from .errors import BertgeoError, UsageError
 from .observation import Failure
 
@@ -213,33 +213,44 @@ INCOMPLETE = ("truncated", "skipped", "undecodable", "failed")
 
 
 class LinesLog:
-    """lines.csv: every line of the corpus with its status, written as it passes."""
+    """lines.csv: every line of the corpus with its status, written as it passes.
 
-    COLUMNS = ("line", "part", "status", "tokens", "used", "unknown", "note")
+    `labels` are the columns, `id` and `group`, that the corpus gives; `unread` is the first nucleotide sequence
+    that is all unknown.
+    """
 
-    def __init__(self, folder: Path):
+    COLUMNS = ("status", "tokens", "used", "unknown", "unknown_share", "note")
+
+    def __init__(self, folder: Path, labels: Sequence[str] = ()):
+        self.labels = labels
+        self.unread = ""
         self.counts: Counter[str] = Counter()
         self.lines = 0
         self.tokens = 0
+        self.special = 0
         self.unknown = 0
         self.incomplete = 0
         self.path = folder / LINES
         self._stream = self.path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._stream, lineterminator="\n")
-        self._writer.writerow(self.COLUMNS)
+        self._writer.writerow(("line", "part", *labels, *self.COLUMNS))
 
     def add(self, line: Line) -> None:
         """Write one line (or one part of a split line) and count it."""
-        cells = (line.number, line.part, line.status, line.tokens, line.used, line.unknown, line.note)
-        self.add_row(dict(zip(self.COLUMNS, map(str, cells), strict=True)))
+        cells = {name: getattr(line, name) for name in (*self.labels, *self.COLUMNS)}
+        row = {"line": line.number, "part": line.part, **cells}
+        self.add_row({name: "" if cell is None else str(cell) for name, cell in row.items()}, line.special)
+        if not self.unread and line.unknown_share == 1 and is_nucleotides(line.text):
+            self.unread = line.text
 
-    def add_row(self, row: Mapping[str, str]) -> None:
-        """Write and count one row of such a file."""
+    def add_row(self, row: Mapping[str, str], special: int = 0) -> None:
+        """Write and count one row of such a file, and the special tokens among those used."""
         self._writer.writerow(row.values())
         whole = row["part"] == "0"
         self.lines += whole
         self.counts[row["status"]] += whole
         self.tokens += int(row["used"])
+        self.special += special
         self.unknown += int(row["unknown"])
         self.incomplete += row["status"] in INCOMPLETE
 

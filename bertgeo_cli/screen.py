@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PLAIN_PROGRESS_SECONDS = 30
 FILE_WIDTH = 160
 UNKNOWN_LIMIT = 0.2
+NEARLY_ALL = 0.9
 
 
 def say(text: str) -> None:
@@ -154,11 +155,13 @@ def summary(source: Mapping[str, Any]) -> str:
     return f"Read {name}: {source['lines']} lines ({status}), {source['tokens']} tokens."
 
 
-def unknown_warning(unknown: int, tokens: int) -> list[str]:
-    """A line of warning when many tokens are unknown."""
-    if not tokens or unknown / tokens <= UNKNOWN_LIMIT:
+def unknown_warning(unknown: int, tokens: int, advice: str) -> list[str]:
+    """A line of warning when many tokens (not counting special ones) are unknown, with advice when nearly all are."""
+    share = unknown / tokens if tokens else 0.0
+    if share <= UNKNOWN_LIMIT:
         return []
-    return [f"Warning: {unknown / tokens:.0%} of the tokens are unknown to this model's vocabulary."]
+    warning = f"Warning: {share:.0%} of the tokens are unknown to this model's vocabulary."
+    return [warning + (advice if share >= NEARLY_ALL else "")]
 
 
 class Bar:

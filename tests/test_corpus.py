@@ -17,9 +17,11 @@ import tiny
 
 from analyses.attention import Attention
 from analyses.kit.record import TokenizedText
-from bertgeo_cli.corpus import Encoder, Line, Reading, batches, is_empty, open_lines, prepare, read_lines, shards
+from bertgeo_cli.corpus import Encoder, Line, Reading, batches, is_empty, prepare, read_lines, shards
 from bertgeo_cli.errors import BertgeoError, UsageError
+from bertgeo_cli.formats import open_entries
 from bertgeo_cli.models import LoadedModel, load_model
+from bertgeo_cli.options import CorpusOptions
 from bertgeo_cli.run import Pass, analyse_text
 
 
@@ -44,8 +46,8 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 def lines_of(content: bytes, tmp_path: Path, encoding: str = "utf-8", **reading: Any) -> list[Line]:
     file = tmp_path / "corpus.txt"
     file.write_bytes(content)
-    with open_lines(file, encoding) as stream:
-        return list(read_lines(stream, Reading(encoding, **reading), file.name))
+    with open_entries(file, CorpusOptions(encoding=encoding)) as (_, entries):
+        return list(read_lines(entries, Reading(**reading), file.name))
 
 
 def labels(text: TokenizedText) -> list[str]:
@@ -251,8 +253,8 @@ def test_f2_mark_line_ends_and_encoding_change_nothing(content: bytes, encoding:
 
 
 def test_f2_only_line_feeds_end_a_line(tmp_path: Path) -> None:
-    found = lines_of("a\u2028b\x0cc\x85d\x1ce\nf\n".encode(), tmp_path)
-    assert [line.text for line in found] == ["a\u2028b\x0cc\x85d\x1ce", "f"]
+    found = lines_of("a\u2028b\x0cc\x85d\x1ce\rf\ng\rh\r\ni".encode(), tmp_path)
+    assert [line.text for line in found] == ["a\u2028b\x0cc\x85d\x1ce\rf", "g\rh", "i"]
 
 
 STRAY = b"the cat\na dog\ncaf\xe9 x\nthe mat\n"
@@ -299,13 +301,13 @@ def test_f3_broken_utf_16_is_named_too(content: bytes, tmp_path: Path) -> None:
 
 def test_unknown_encodings_and_missing_files_are_usage_errors(tmp_path: Path) -> None:
     for file, encoding in ((tmp_path / "nope.txt", "utf-8"), (tmp_path, "utf-8"), (tmp_path / "a", "utf-99")):
-        with pytest.raises(UsageError), open_lines(file, encoding):
+        with pytest.raises(UsageError), open_entries(file, CorpusOptions(encoding=encoding)):
             pass
 
 
 def test_encodings_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"the cat\n")
-    with pytest.raises(UsageError, match="hex"), open_lines(tmp_path / "a", "hex"):
+    with pytest.raises(UsageError, match="hex"), open_entries(tmp_path / "a", CorpusOptions(encoding="hex")):
         pass
 
 
@@ -319,8 +321,8 @@ def test_standard_input_is_read_and_left_open(monkeypatch: pytest.MonkeyPatch) -
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe, encoding="ascii"))
-        with open_lines("-", "utf-8") as stream:
-            lines = list(read_lines(stream, Reading(), "standard input"))
+        with open_entries("-", CorpusOptions()) as (_, entries):
+            lines = list(read_lines(entries, Reading(), "standard input"))
         assert not pipe.closed
         sys.stdin.detach()
     assert [line.text for line in lines] == ["the caf\u00e9", "", "a dog"]
