@@ -20,7 +20,7 @@ import pytest
 import tiny
 import transformers
 from conftest import Run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import assert_error, content, files_of
 
@@ -176,6 +176,7 @@ def test_json_lines_are_what_pandas_reads(tmp_path: Path) -> None:
 CELLS = st.text(st.characters(exclude_categories=("Cs",)))
 
 
+@settings(deadline=None)  # a file is written
 @given(texts=st.lists(CELLS, max_size=5), delimiter=st.sampled_from([",", "\t"]))
 def test_any_text_written_by_csv_comes_back(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], delimiter: str
@@ -187,6 +188,7 @@ def test_any_text_written_by_csv_comes_back(
     assert faults(found) == {}
 
 
+@settings(deadline=None)  # a file is written
 @given(texts=st.lists(CELLS, max_size=5), ascii_only=st.booleans())
 def test_any_text_written_as_json_comes_back(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], ascii_only: bool
