@@ -192,7 +192,11 @@ class Job:
         if self.runs.shard:
             self.files += _move(kept.folder, draft / STATES, sorted(kept.nodes.values()), draft)
             return {}
-        return answers(self.of_texts, observed)
+        try:
+            return answers(self.of_texts, observed)
+        except UsageError:  # settings that no text satisfies: there is nothing to go on with
+            kept.remove()
+            raise
 
     def _observe(self, kept: Checkpoint, log: report.LinesLog, bar: screen.Bar) -> None:
         task = Task(self.of_texts, self.how, self.grouped, self.runs.per_text, self.texts.on_error == "skip")

@@ -88,11 +88,11 @@ def finalize(
 
 
 def group_tables(analyses: Mapping[str, Analysis[Any]], observed: Observed) -> dict[str, list[Table]]:
-    """By analysis: each table by group, and the differences between groups."""
+    """By analysis: each table by group, and the differences between groups. Texts without a group are in none."""
     found = {}
     for at, (name, analysis) in enumerate(analyses.items()):
         groups: dict[str, dict[str, Table]] = {}
-        for group, states in sorted(observed.groups.items()):
+        for group, states in sorted(item for item in observed.groups.items() if item[0]):
             try:
                 result = finalize([analysis], [states[at]], None)[0]
             except UsageError:  # say, a group none of whose texts has the token that was asked for

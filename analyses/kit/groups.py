@@ -33,7 +33,7 @@ def _stacked(tables: Mapping[str, Table]) -> Table:
     first = next(iter(tables.values()))
     frames = [table.frame.assign(group=group) for group, table in tables.items()]
     joined = pd.concat(frames, ignore_index=True)
-    columns = GROUP | {name: text for table in tables.values() for name, text in table.columns.items()}
+    columns = GROUP | _meanings(tables)
     frame = joined[["group", *(name for name in joined if name != "group")]]
     return Table(f"{first.name}-by-group", f"{first.title}, by group", frame, columns)
 
@@ -50,7 +50,8 @@ def group_differences(tables: Mapping[str, Table]) -> Table | None:
         return None
     frames = [_difference(*first, *second) for first, second in pairs]
     first, frame = next(iter(tables.values())), pd.concat(frames, ignore_index=True)
-    columns = PAIR | {name: _meaning(name, first.columns) for name in map(str, frame) if name not in PAIR}
+    meanings = _meanings(tables)
+    columns = PAIR | {name: _meaning(name, meanings) for name in map(str, frame) if name not in PAIR}
     return Table(f"{first.name}-group-differences", f"{first.title}: second group minus first", frame, columns)
 
 
@@ -71,6 +72,11 @@ def _cohen_d(one: pd.DataFrame, other: pd.DataFrame, name: str) -> pd.Series[flo
     squares = sum((frame["texts"] - 1) * frame[f"{name}_std"] ** 2 for frame in (one, other))
     pooled = (squares / (one["texts"] + other["texts"] - 2).clip(lower=1)) ** 0.5
     return (other[name] - one[name]) / pooled.where(pooled > 0)
+
+
+def _meanings(tables: Mapping[str, Table]) -> dict[str, str]:
+    """What columns are: a small group may lack some."""
+    return {name: text for table in tables.values() for name, text in table.columns.items()}
 
 
 def _meaning(name: str, columns: Mapping[str, str]) -> str:
