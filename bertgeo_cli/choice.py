@@ -35,16 +35,21 @@ def analysis_of(name: str, given: Mapping[str, Any]) -> Analysis[Any]:
     kind = _entry(name).load()
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    by_option = fields | {option[2:]: field for field in fields.values() for option in field.metadata.get("names", ())}
+    by_option = fields | {option: field for field in fields.values() for option in _options(field)}
     values = {}
     for key, value in given.items():
         field = by_option.get(key) or by_option.get(key.replace("-", "_"))
         if field is None:
-            known = ", ".join(name.replace("_", "-") for name in fields)
+            known = ", ".join(next(iter(_options(field)), name.replace("_", "-")) for name, field in fields.items())
             raise UsageError(f"{name} has no setting {key!r}", f"It has: {known}.")
         values[field.name] = _typed(f"{name}.{key}", value, hints[field.name], field.metadata.get("extra", {}))
     analysis: Analysis[Any] = kind(**values)
     return analysis
+
+
+def _options(field: dataclasses.Field[Any]) -> list[str]:
+    """The names of a field's option where it has one of its own."""
+    return [name.removeprefix("--") for name in field.metadata.get("names", ())]
 
 
 def settings_of(analysis: Analysis[Any]) -> dict[str, Any]:

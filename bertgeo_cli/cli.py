@@ -38,11 +38,11 @@ class Group(TyperGroup):
         return name, command and _command(str(name), registry.entries().get(str(name))), rest
 
     def make_context(self, *args: Any, **keywords: Any) -> Any:
-        with _broken_pipe():
+        with _broken_pipe(), _usage_errors():
             return super().make_context(*args, **keywords)
 
     def invoke(self, ctx: Any) -> Any:
-        with _broken_pipe():
+        with _broken_pipe(), _usage_errors():
             return super().invoke(ctx)
 
 
@@ -71,6 +71,20 @@ def _broken_pipe() -> Iterator[None]:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         raise typer.Exit(141) from None
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Two lines for a wrong option or argument, which Typer would draw in a box."""
+    try:
+        yield
+    except Exception as error:
+        wrong: Any = error
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        where = wrong.ctx.command_path if getattr(wrong, "ctx", None) else "bertgeo"
+        typer.echo(f"Error: {' '.join(wrong.format_message().split())}\nSee {where} --help.", err=True)
+        raise typer.Exit(wrong.exit_code) from None
 
 
 @contextmanager

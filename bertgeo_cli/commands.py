@@ -97,7 +97,7 @@ def _report(
     job = Job(command, analyses, loaded, texts, model, Pass(run.batch_tokens, model.attention_backend), runs)
     job.check()  # refuses settings that this model cannot satisfy, before any work
     if run.dry_run:
-        screen.show_plan(job.plan(), as_json=output.json)
+        screen.show_plan(job.plan(figures=output.figures != "none"), as_json=output.json)
         return
     with job.kept(folder, force=output.force) as kept:
         with report.draft(folder, force=output.force) as draft:

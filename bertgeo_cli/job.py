@@ -12,7 +12,7 @@ from typing import Any
 from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
-from . import checkpoint, provenance, report, runners, screen
+from . import checkpoint, estimate, provenance, report, runners, screen
 from .checkpoint import Checkpoint
 from .choice import Analyses, settings_of
 from .corpus import Encoder, Line, Reading, Shard, cut, kmer_size, prepare, read_lines, too_long
@@ -21,7 +21,7 @@ from .formats import Layout, as_read, format_of, is_compressed, is_rereadable, l
 from .models import LoadedModel
 from .observation import Observed, Pass, Task, start
 from .options import CorpusInput, CorpusRunOptions, InputOptions, ModelOptions
-from .run import analyse_text, analyse_weights, finalize, group_tables, nothing_read, plan
+from .run import analyse_text, analyse_weights, finalize, group_tables, nothing_read
 from .samples import SAMPLE_CORPUS
 from .versions import versions
 
@@ -148,13 +148,21 @@ class Job:
             self.source = {"kind": "weights"}
         return {name: found[name] for name in self.analyses if name in found}
 
-    def plan(self) -> dict[str, int]:
-        """Texts, tokens and forward passes of the run, without running it."""
-        if not self.of_texts:
-            return {"texts": 0, "tokens": 0, "batches": 0}
-        if self.texts.text is not None:
-            return plan([self.single()], self.how)
-        return plan((text for _, text in self._prepared() if text is not None), self.how)
+    def plan(self, *, figures: bool) -> dict[str, int]:
+        """Texts, tokens, forward passes and shards of the run, and about how many bytes it will leave on disk."""
+        first, texts = estimate.first_and_all(self._texts())
+        counts = estimate.plan(texts, self.how, self.runs.shard_texts)
+        analyses = self.analyses if first else self.of_weights
+        size = estimate.bytes_on_disk(
+            analyses, self.loaded, first, counts["texts"], how=self.how, per_text=self.runs.per_text, figures=figures
+        )
+        return counts | {"bytes on disk, about": size}
+
+    def _texts(self) -> Iterator[TokenizedText]:
+        if self.reads_corpus:
+            yield from (text for _, text in self._prepared() if text is not None)
+        elif self.of_texts:
+            yield self.single()
 
     def single(self) -> TokenizedText:
         """The one text, cut if it was asked for."""

@@ -248,7 +248,9 @@ class RunOptions:
     """How the run goes."""
 
     batch_tokens: int = option(1024, "Most tokens to a forward pass.", panel="Run", min=1)
-    dry_run: bool = option(False, "Count texts, tokens and batches; run nothing.", panel="Run")
+    dry_run: bool = option(
+        False, "Count texts, tokens, batches and shards, estimate bytes on disk; write nothing.", panel="Run"
+    )
     config: Path | None = option(
         None,
         "TOML file with options: keys at the top for every command, tables by command.",

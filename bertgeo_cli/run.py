@@ -13,7 +13,7 @@ from analyses.kit.groups import tables_by_group
 from analyses.kit.record import ForwardRecord, TokenizedText
 from analyses.kit.result import Result, Table
 
-from .corpus import batches, shards
+from .corpus import shards
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
 from .observation import Observed, Pass, Progress, needs_of, observe, silent, start
@@ -100,16 +100,6 @@ def group_tables(analyses: Mapping[str, Analysis[Any]], observed: Observed) -> d
             groups[group] = {table.name: table for table in result.tables}
         found[name] = tables_by_group(groups)
     return found
-
-
-def plan(texts: Iterable[TokenizedText], how: Pass) -> dict[str, int]:
-    """What a run would do: texts, tokens and forward passes, without doing it."""
-    counts = {"texts": 0, "tokens": 0, "batches": 0}
-    for batch in (batch for shard in shards(texts) for batch in batches(shard, how.batch_tokens)):
-        counts["texts"] += len(batch)
-        counts["tokens"] += sum(len(text) for text in batch)
-        counts["batches"] += 1
-    return counts
 
 
 def use_threads(count: int | None) -> int:

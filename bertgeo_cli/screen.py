@@ -122,7 +122,7 @@ def print_json(content: Any) -> None:
 
 def show_plan(counts: Mapping[str, int], *, as_json: bool) -> None:
     """What a dry run found."""
-    show_mapping("Dry run: nothing was computed", dict(counts), as_json=as_json)
+    show_mapping("Dry run: nothing was written", dict(counts), as_json=as_json)
 
 
 def show_mapping(title: str, content: Mapping[str, Any], *, as_json: bool) -> None:
