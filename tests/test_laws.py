@@ -39,6 +39,17 @@ Numbered = tuple[int, str]
 TOLERANCE = 1e-9
 
 
+SUBSETS = {
+    "rank-collapse": {
+        "metrics": (
+            "n",
+            "residual_composite,residual_frobenius",
+            "residual_frobenius,stable_rank",
+            "effective-rank-share",
+        )
+    },
+}
+"""Settings that name some of what an analysis can give, and values of theirs."""
 READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}
 """Settings by which an analysis whose default reads the weights alone reads texts."""
 
@@ -59,7 +70,9 @@ def variants() -> list[Any]:
     params = default_analyses()
     for param in list(params):
         analysis = param.values[0]
-        for name, value in changes(analysis) if analysis.needs else ():
+        subsets = SUBSETS.get(param.id, {})
+        named = [(name, value) for name, values in subsets.items() for value in values]
+        for name, value in [*changes(analysis), *named] if analysis.needs else ():
             varied = dataclasses.replace(analysis, **{name: value})
             params.append(pytest.param(varied, id=f"{param.id}, {name} {value}", marks=param.marks))
     return params
@@ -306,10 +319,6 @@ class WatchedRecord(ForwardRecord):
     def of_text(self, name: str, index: int, layers: Sequence[int] | None = None) -> Any:
         self.read.add(name)
         return super().of_text(name, index, layers)
-
-    def of_texts(self, name: str, texts: slice, layers: Sequence[int]) -> Any:
-        self.read.add(name)
-        return super().of_texts(name, texts, layers)
 
     def __getattr__(self, name: str) -> Tensor:
         if name in EVERYTHING:

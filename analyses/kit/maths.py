@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +109,7 @@ def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
     return np.where(pairs > 0, (cone_index**2 - count) / np.where(pairs > 0, pairs, 1.0), np.nan)
 
 
+@lru_cache(maxsize=2**15)
 def is_punctuation(text: str) -> bool:
     """Whether a token's original text consists of characters of Unicode category P.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Units:
         return attention if len(self) == len(self.of_token) else pool_units(attention, self.of_token)
 
 
+@lru_cache(maxsize=2048)  # of a batch: several analyses of one run ask for the same
 def units_of(text: TokenizedText, *, words: bool) -> Units:
     """The text's tokens, or its words (runs of tokens of one word; special tokens stand alone)."""
     of_token = _word_numbers(text) if words else tuple(range(len(text)))
