@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+SMALLEST = float(np.finfo(np.float64).tiny)
 K90_SLACK = 1e-6
 """Nine times 0.1 in floating point is below 0.9."""
 
@@ -34,8 +35,9 @@ def entropy(weights: Floats) -> Floats:
     >>> entropy(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])).round(6).tolist()
     [0.0, 0.693147]
     """
-    logarithms = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
-    value: Floats = np.maximum(0.0, 0.0 - (weights * logarithms).sum(axis=-1))
+    logarithms = np.maximum(weights, SMALLEST)
+    np.log(logarithms, out=logarithms)
+    value: Floats = np.maximum(0.0, 0.0 - np.einsum("...k,...k->...", weights, logarithms))
     # Rounding may carry a uniform row above its bound.
     distribution = np.abs(weights.sum(axis=-1) - 1) < 1e-9
     return np.where(distribution, np.minimum(value, np.log(max(weights.shape[-1], 1))), value)
@@ -51,9 +53,12 @@ def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
     """
     if weights.shape[-1] == 0:
         return np.full(weights.shape[:-1], np.nan)
-    cumulated = np.cumsum(-np.sort(-weights, axis=-1), axis=-1)
-    reached = cumulated >= share - K90_SLACK
-    return np.where(reached.any(axis=-1), 1.0 + reached.argmax(axis=-1), np.nan)
+    # Negated, so that the largest come first; NumPy's temporaries would cost as much as the sorting.
+    cumulated = np.negative(weights)
+    cumulated.sort(axis=-1)
+    np.cumsum(cumulated, axis=-1, out=cumulated)
+    reached = cumulated <= K90_SLACK - share
+    return np.where(reached[..., -1], 1.0 + reached.argmax(axis=-1), np.nan)
 
 
 def mean_of_rows(values: Floats) -> Floats:
@@ -65,11 +70,14 @@ def mean_of_rows(values: Floats) -> Floats:
     [1.5, nan]
     """
     seen = ~np.isnan(values)
-    count = seen.sum(axis=-1)
-    mean = np.where(seen, values, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    low = np.where(seen, values, np.inf).min(axis=-1, initial=np.inf)
-    high = np.where(seen, values, -np.inf).max(axis=-1, initial=-np.inf)
-    return np.where(count > 0, np.minimum(np.maximum(mean, low), high), np.nan)
+    if seen.all():
+        count, known, low, high = np.asarray(values.shape[-1]), values, values, values
+    else:
+        count = seen.sum(axis=-1)
+        known, low, high = (np.where(seen, values, absent) for absent in (0.0, np.inf, -np.inf))
+    mean = known.sum(axis=-1) / np.maximum(count, 1)
+    least, most = low.min(axis=-1, initial=np.inf), high.max(axis=-1, initial=-np.inf)
+    return np.where(count > 0, np.minimum(np.maximum(mean, least), most), np.nan)
 
 
 def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
