@@ -48,6 +48,9 @@ SUBSETS = {
             "effective-rank-share",
         )
     },
+    "cone-index": {
+        "points": ("hidden_state", "head_output", "concatenated-heads", "attention_norm,concatenated_heads"),
+    },
 }
 """Settings that name some of what an analysis can give, and values of theirs."""
 READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}

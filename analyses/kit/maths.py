@@ -92,17 +92,31 @@ def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
     return np.einsum("...qk,qk->...q", weights, np.abs(at[:, None] - at[None, :]).astype(float))
 
 
-def unit_vectors(vectors: Floats) -> Floats:
-    """Vectors divided by their length; a zero vector has no direction and stays zero. Shape (..., token, width).
+def direction_sums(vectors: Floats, lengths: Floats, chosen: Floats) -> tuple[Floats, Floats]:
+    """Sums of unit vectors over some choices of tokens, and how many vectors each adds: zero vectors have no direction.
 
-    >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
+    Shapes (..., token, width), (..., token) and (..., choice, token), which holds 0 and 1, to (..., choice, width) and
+    (..., choice). The unit vectors themselves are never formed: one product with 1 / length serves all choices.
+
+    >>> vectors = np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0]])
+    >>> sums, count = direction_sums(vectors, lengths(vectors), np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
+    >>> sums.round(6).tolist(), count.tolist()
+    ([[0.6, 1.8], [0.0, 1.0]], [2.0, 1.0])
     """
-    # The largest entry goes first, so that no square over- or underflows.
-    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    scaled = vectors / np.where(largest > 0, largest, 1.0)
-    length = np.linalg.norm(scaled, axis=-1, keepdims=True)
-    return scaled / np.where(length > 0, length, 1.0)
+    there = lengths > 0
+    scales = there / np.where(there, lengths, 1.0)
+    return (chosen * scales[..., None, :]) @ vectors, (chosen * there[..., None, :]).sum(axis=-1)
+
+
+def lengths(vectors: Floats) -> Floats:
+    """Euclidean lengths; the squares of what was recorded in float32 neither over- nor underflow in float64.
+
+    Shape (..., width) to (...).
+
+    >>> lengths(np.array([3.0, 4.0])).item()
+    5.0
+    """
+    return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
 
 
 def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
