@@ -51,6 +51,7 @@ SUBSETS = {
     "cone-index": {
         "points": ("hidden_state", "head_output", "concatenated-heads", "attention_norm,concatenated_heads"),
     },
+    "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
 }
 """Settings that name some of what an analysis can give, and values of theirs."""
 READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}
@@ -344,6 +345,48 @@ def test_nothing_is_missed_when_only_needs_was_recorded(bench: Bench, analysis: 
     assert analysis.finalize(bench.state(analysis, [(1, "the cat"), (2, "a dog ran")]), None).tables
 
 
+def subsets() -> list[Any]:
+    """Default settings, and the same with one setting that names some of what there is."""
+    return [
+        pytest.param(name, setting, value, id=f"{name}, {setting} {value}")
+        for name, settings in SUBSETS.items()
+        for setting, values in settings.items()
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(("name", "setting", "value"), subsets())
+def test_what_is_asked_for_alone_has_the_bits_it_has_among_all(
+    bench: Bench, name: str, setting: str, value: str
+) -> None:
+    make = registry.entries()[name].load()
+    lines = ["the cats sat on the mat.", "a dog", "no, no, no!"]
+    for some, every in zip(results(bench, make(**{setting: value}), lines), results(bench, make(), lines), strict=True):
+        every_table = {table.name: table.frame for table in every.tables}
+        for table in some.tables:
+            assert set(table.frame) <= set(every_table[table.name]), table.name
+            assert_same_rows(table.frame, every_table[table.name], table.name)
+
+
+def assert_same_rows(some: pd.DataFrame, every: pd.DataFrame, name: str) -> None:
+    """Each row of `some` stands in `every`, with the same bits in the columns that both have."""
+    keys = list(some.select_dtypes(exclude="float").columns.difference(["saturated"], sort=False))
+    both = some.merge(every, on=keys, how="left", suffixes=("", "_of_all"), indicator="found")
+    assert len(some)
+    assert (both["found"] == "both").all(), name
+    for column in some.columns.difference(keys):
+        assert same(both[column].to_numpy(), both[f"{column}_of_all"].to_numpy()), f"{column} of {name}"
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name, held in SUBSETS.items() for setting in held])
+def test_an_unknown_name_is_refused_with_those_that_there_are(bench: Bench, name: str, setting: str) -> None:
+    analysis = registry.entries()[name].load()(**{setting: "sharpness"})
+    for refused in (analysis.listing, lambda: analysis.start(bench.loaded.shape, None)):
+        with pytest.raises(SettingsError, match="sharpness") as raised:
+            refused()
+        assert SUBSETS[name][setting][-1].split(",")[-1].replace("-", "_") in raised.value.hint
+
+
 # Tables and figures
 
 
@@ -432,7 +475,7 @@ def test_the_order_of_texts_does_not_matter(
     assert_close(analysis.finalize(bench.state(analysis, shuffled), None), whole)
 
 
-@each_analysis
+@each_variant
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis[Any], batch: int) -> None:
     generator = np.random.default_rng(0)

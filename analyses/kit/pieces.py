@@ -71,7 +71,8 @@ def over_layers(
     parts = [(array, cut) for array in arrays for cut in cuts]
     found = side_by_side(partial(_measured, measure), parts)
     by_layer = [found[first : first + len(cuts)] for first in range(0, len(found), len(cuts))]
-    return np.stack([np.concatenate(values) for values in by_layer], axis=1)
+    # In one order in memory: otherwise later sums might be taken in an order that depends on the number of texts.
+    return np.ascontiguousarray(np.stack([np.concatenate(values) for values in by_layer], axis=1))
 
 
 def _measured(measure: Callable[[Floats, slice], Floats], part: tuple[NDArray[np.generic], slice]) -> Floats:
