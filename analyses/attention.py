@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -12,10 +15,11 @@ from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, setting
 from .kit.attention_metrics import METRICS, Special, View, chosen_metrics, view
 from .kit.maths import mean_of_rows
+from .kit.pieces import of_heads, over_layers
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Result, Table
 from .kit.tables import moment_columns, sample_table, token_frame
-from .kit.units import Units, units_of
+from .kit.units import Kinds, Units, units_of
 
 Floats = NDArray[np.float64]
 PANELS = {
@@ -80,11 +84,24 @@ class Attention(Analysis[AttentionState]):
         return AttentionState(moments, Sample.empty(self.sample, self.seed), Counts(), layers, heads)
 
     def update(self, state: AttentionState, record: ForwardRecord) -> None:
-        for index, text in enumerate(record.texts):
-            values = self._values(state, record, index)
-            state.moments.add(values[None])
-            state.sample.add([text], values[None])
+        for texts, units in self._alike(record):
+            if len(units) == 1:  # with --words most texts stand alone: then all layers go together
+                values = self._values(self._view(state, record, texts.start))[None]
+            else:
+                measure = partial(self._measured, state.heads, units[0], Kinds.of(units), texts.start)
+                values = over_layers(record, "attention", state.layers, measure, texts)
+            state.moments.add(values)
+            state.sample.add(record.texts[texts], values)
         state.counts.add([len(text) for text in record.texts])
+
+    def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, list[Units]]]:
+        """Neighbours whose tokens fall into words and specials alike (most, but for --words), and their units."""
+        every = [units_of(text, words=self.words) for text in record.texts]
+        first = 0
+        for _, alike in groupby(every, lambda units: (units.of_token, units.special.tolist())):
+            units = list(alike)
+            yield slice(first, first + len(units)), units
+            first += len(units)
 
     def per_text(self, state: AttentionState) -> Table:
         return _texts_table(state, chosen_metrics(self.metrics))
@@ -100,13 +117,21 @@ class Attention(Analysis[AttentionState]):
             figures.append(self._maps(state, record))
         return Result(_headline(heads, names), tuple(tables), tuple(figures), self._notes(state))
 
-    def _view(self, state: AttentionState, record: ForwardRecord, index: int) -> View:
-        attention = record.of_text("attention", index, state.layers)[:, list(state.heads)]
-        return view(attention, units_of(record.texts[index], words=self.words), self.special)
+    def _measured(
+        self, heads: tuple[int, ...], units: Units, kinds: Kinds, first: int, attention: Floats, texts: slice
+    ) -> Floats:
+        """The metrics (text, head, metric) of one layer; `kinds` start with those of text `first`."""
+        own = kinds[texts.start - first : texts.stop - first]
+        return self._values(view(units.pool(of_heads(attention, heads)), own, self.special))
 
-    def _values(self, state: AttentionState, record: ForwardRecord, index: int) -> Floats:
-        seen = self._view(state, record, index)
+    def _values(self, seen: View) -> Floats:
         return np.stack([mean_of_rows(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
+
+    def _view(self, state: AttentionState, record: ForwardRecord, index: int) -> View:
+        """One text of a record, layer by layer."""
+        attention = record.of_text("attention", index, state.layers)[:, list(state.heads)]
+        units = units_of(record.texts[index], words=self.words)
+        return view(units.pool(attention), Kinds.of([units]), self.special)
 
     def _heads_table(self, state: AttentionState, names: tuple[str, ...]) -> Table:
         frame = _head_index(state)
@@ -123,11 +148,12 @@ class Attention(Analysis[AttentionState]):
     def _text_tables(self, state: AttentionState, record: ForwardRecord) -> list[Table]:
         units = units_of(record.texts[0], words=self.words)
         seen = self._view(state, record, 0)
-        return [_token_table(record.texts[0], units), _weights_table(state, seen)]
+        return [_token_table(record.texts[0], units), _weights_table(state, seen, units)]
 
     def _maps(self, state: AttentionState, record: ForwardRecord) -> Figure:
         seen = self._view(state, record, 0)
-        labels = [seen.units.labels[at] for at in seen.positions]
+        units = units_of(record.texts[0], words=self.words)
+        labels = [units.labels[at] for at in seen.positions]
         unit = "word" if self.words else "token"
         panels = tuple(
             Heatmap(
@@ -181,9 +207,9 @@ def _token_table(text: TokenizedText, units: Units) -> Table:
     return Table("tokens", "Tokens", frame, columns | {"unit": "row and column of the attention tables"})
 
 
-def _weights_table(state: AttentionState, seen: View) -> Table:
+def _weights_table(state: AttentionState, seen: View, units: Units) -> Table:
     layers, heads, queries, keys = np.indices(seen.kept.shape)
-    units, at = seen.units, seen.positions
+    at = seen.positions
     query, key = at[queries.ravel()], at[keys.ravel()]
     frame = pd.DataFrame(
         {"layer": np.array(state.layers)[layers.ravel()], "head": np.array(state.heads)[heads.ravel()]}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample, Totals
-from .kit.analysis import ALL, Analysis, Selection, State, setting
-from .kit.maths import mean_cosine, unit_vectors
+from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
+from .kit.maths import direction_sums, lengths, mean_cosine
+from .kit.pieces import of_heads, over_layers
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Lines, Result, Series, Table
 from .kit.tables import moment_columns, sample_table
@@ -29,35 +31,50 @@ VALUES = {
 }
 
 
+POINTS = {
+    "hidden_state": "hidden_states",
+    "head_output": "head_outputs",
+    "concatenated_heads": "head_outputs",
+    "attention_norm": "attention_norm",
+}
+"""Where vectors are measured, and the recorded tensor that holds them."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where vectors are measured: a depth of the hidden states, or a point inside a block (of one head of it)."""
+    """One of POINTS at a depth of the hidden states, or inside a block (for one head of it)."""
 
-    point: str  # hidden_state, head_output, concatenated_heads or attention_norm
+    point: str
     index: int  # depth of a hidden state, else layer
     head: int | None = None
 
 
-def places(layers: tuple[int, ...], heads: tuple[int, ...]) -> tuple[Place, ...]:
+def places(layers: tuple[int, ...], heads: tuple[int, ...], points: Collection[str] = tuple(POINTS)) -> list[Place]:
     """Every measuring place of the chosen layers, each once, in the order in which states hold them."""
-    depths = sorted({depth for layer in layers for depth in (layer, layer + 1)})
-    return (
-        *(Place("hidden_state", depth) for depth in depths),
-        *(Place("head_output", layer, head) for layer in layers for head in heads),
-        *(Place("concatenated_heads", layer) for layer in layers),
-        *(Place("attention_norm", layer) for layer in layers),
-    )
+    within = {"head_output": heads}
+    return [
+        Place(point, index, head)
+        for point in points
+        for index in indices_of(point, layers)
+        for head in within.get(point, (None,))
+    ]
 
 
-def measure(directions: Floats) -> Floats:
-    """The values of VALUES, on a last axis, for the unit vectors (..., token, width) of one text.
+def indices_of(point: str, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The layers, or for hidden states the depths at both ends of each."""
+    if point != "hidden_state":
+        return layers
+    return tuple(sorted({depth for layer in layers for depth in (layer, layer + 1)}))
 
-    >>> measure(np.array([[1.0, 0.0], [0.0, 1.0]])).round(3).tolist()
+
+def measure(sums: Floats, n: Floats) -> Floats:
+    """The values of VALUES, on a last axis, from sums of unit vectors (..., width) and how many each adds (...).
+
+    >>> measure(np.array([1.0, 1.0]), np.array(2.0)).round(3).tolist()
     [2.0, 1.414, 0.707, 0.0, 1.414, 0.707]
     """
-    n = np.any(directions != 0, axis=-1).sum(axis=-1).astype(float)
     # Rounding may carry n equal directions a last bit above n.
-    cone = np.minimum(np.linalg.norm(directions.sum(axis=-2), axis=-1), n)
+    cone = np.minimum(lengths(sums), n)
     root = np.sqrt(np.maximum(n, 1.0))
     values = np.stack([cone, cone / np.maximum(n, 1.0), mean_cosine(cone, n), root, 1 / root], axis=-1)
     return np.concatenate([n[..., None], np.where(n[..., None] > 0, values, np.nan)], axis=-1)
@@ -74,11 +91,12 @@ class ConeIndexState(State):
     square_sums: Totals
     layers: tuple[int, ...]
     heads: tuple[int, ...]
+    points: tuple[str, ...]
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> list[Place]:
         """What the first axis of every array stands for."""
-        return places(self.layers, self.heads)
+        return places(self.layers, self.heads, self.points)
 
 
 @dataclass(frozen=True)
@@ -99,36 +117,53 @@ class ConeIndex(Analysis[ConeIndexState]):
         ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
     )
     heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")
+    points: str = setting(
+        "all",
+        "Where to measure, separated by commas: hidden_state (layer input and output), head_output, "
+        "concatenated_heads, attention_norm; all measures everywhere.",
+    )
     sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"hidden_states", "head_outputs", "attention_norm"})
+        return frozenset(POINTS[point] for point in self._points())
+
+    def listing(self) -> Table | None:
+        self._points()
+        return None
 
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> ConeIndexState:
         layers, heads = self.layers.resolve(shape.layers, "layer"), self.heads.resolve(shape.heads, "head")
-        at = places(layers, heads)
+        points = self._points()
+        at = places(layers, heads, points)
         widths = {"head_output": shape.head_width, "concatenated_heads": shape.heads * shape.head_width}
         counted = Counter(place.point for place in at)
         sums = {point: Totals.empty(count, 2, widths.get(point, shape.width)) for point, count in counted.items()}
         moments = Moments.empty(len(at), 2, len(VALUES))
         sample = Sample.empty(self.sample, self.seed)
-        return ConeIndexState(moments, sample, Counts(), sums, Totals.empty(len(at), 2, 3), layers, heads)
+        return ConeIndexState(moments, sample, Counts(), sums, Totals.empty(len(at), 2, 3), layers, heads, points)
 
     def update(self, state: ConeIndexState, record: ForwardRecord) -> None:
-        for index, text in enumerate(record.texts):
-            kept = (slice(None), ~np.array(text.special, dtype=bool))
-            directions = _directions(state, record, index)
-            parts = [np.stack([measure(unit[:, rows]) for rows in kept], axis=1) for unit in directions.values()]
-            for point, unit in directions.items():
-                state.direction_sums[point].add(np.stack([unit[:, rows].sum(axis=1) for rows in kept], axis=1))
-            values = np.concatenate(parts)
-            n, cone = values[..., 0], np.nan_to_num(values[..., 1])
-            state.square_sums.add(np.stack([n, n**2, cone**2], axis=-1))
-            state.moments.add(values[None])
-            state.sample.add([text], values[None])
+        special = np.array([text.special for text in record.texts])
+        chosen = np.stack([np.ones_like(special), ~special], axis=1).astype(float)
+        parts = []
+        for point in state.points:
+            sums, n = _direction_sums(state, record, point, chosen)
+            for own in sums:
+                state.direction_sums[point].add(own)
+            parts.append(measure(sums, n))
+        values = np.concatenate(parts, axis=1)
+        n, cone = values[..., 0], np.nan_to_num(values[..., 1])
+        for own in np.stack([n, n**2, cone**2], axis=-1):
+            state.square_sums.add(own)
+        state.moments.add(values)
+        state.sample.add(record.texts, values)
         state.counts.add([len(text) for text in record.texts])
+
+    def _points(self) -> tuple[str, ...]:
+        asked = chosen_names(self.points, POINTS, "point")
+        return tuple(point for point in POINTS if point in asked)
 
     def per_text(self, state: ConeIndexState) -> Table:
         return _texts_table(state)
@@ -140,18 +175,36 @@ class ConeIndex(Analysis[ConeIndexState]):
         return Result(_headline(table), tuple(tables), (figure,), _notes(state))
 
 
-def _directions(state: ConeIndexState, record: ForwardRecord, index: int) -> dict[str, Floats]:
-    """Unit vectors (place, token, width) of one text, point by point in the order of the places."""
-    depths = [place.index for place in state.places if place.point == "hidden_state"]
-    heads = record.of_text("head_outputs", index, state.layers)
-    layers, _, tokens, _ = heads.shape
-    vectors = {
-        "hidden_state": record.of_text("hidden_states", index, depths),
-        "head_output": heads[:, list(state.heads)].reshape(-1, *heads.shape[2:]),
-        "concatenated_heads": heads.transpose(0, 2, 1, 3).reshape(layers, tokens, -1),
-        "attention_norm": record.of_text("attention_norm", index, state.layers),
-    }
-    return {point: unit_vectors(array) for point, array in vectors.items()}
+def _direction_sums(state: ConeIndexState, record: ForwardRecord, point: str, chosen: Floats) -> tuple[Floats, Floats]:
+    """Sums of unit vectors (text, place, special, width) at the places of a point, and how many each adds."""
+    at = partial(SUMS.get(point, _token_sums), chosen, state.heads)
+    found = over_layers(record, POINTS[point], indices_of(point, state.layers), at)
+    found = found.reshape(len(found), -1, *found.shape[-2:])
+    return found[..., :-1], found[..., -1]
+
+
+def _token_sums(chosen: Floats, heads: tuple[int, ...], vectors: Floats, texts: slice) -> Floats:
+    """Of vectors (text, token, width): (text, special, width), with the number of vectors behind the last channel."""
+    sums, n = direction_sums(vectors, lengths(vectors), chosen[texts])
+    return np.concatenate([sums, n[..., None]], axis=-1)
+
+
+def _head_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, texts: slice) -> Floats:
+    """The same of head outputs (text, head, token, channel), for each of the chosen heads."""
+    own = of_heads(outputs, heads)
+    sums, n = direction_sums(own, lengths(own), chosen[texts, None])
+    return np.concatenate([sums, n[..., None]], axis=-1)
+
+
+def _concatenated_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, texts: slice) -> Floats:
+    """The same of all heads' outputs as one vector a token, which is put together only when it has been summed."""
+    whole = np.linalg.norm(lengths(outputs), axis=1)
+    sums, n = direction_sums(outputs, whole[:, None], chosen[texts, None])
+    joined = np.moveaxis(sums, 1, 2).reshape(len(sums), 2, -1)
+    return np.concatenate([joined, n[:, 0, :, None]], axis=-1)
+
+
+SUMS = {"head_output": _head_sums, "concatenated_heads": _concatenated_sums}
 
 
 def between_texts(state: ConeIndexState) -> tuple[Floats, Floats]:
@@ -174,6 +227,7 @@ def _place_frame(state: ConeIndexState) -> pd.DataFrame:
         (layer, depth, name, place.head, special, at[place], variant)
         for layer in state.layers
         for name, depth, place in _block(layer, state.heads)
+        if place in at
         for variant, special in enumerate(SPECIAL)
     ]
     frame = pd.DataFrame(rows, columns=["layer", "depth", "point", "head", "special", "place", "variant"])
@@ -222,11 +276,14 @@ def _texts_table(state: ConeIndexState) -> Table:
 
 
 def _headline(table: Table) -> Table:
-    frame = table.frame
     shown = ["n", "cone_index", "cone_per_token", "mean_cosine", "isotropic", "between_texts_cosine"]
-    chosen = frame[frame["point"].isin(["layer_input", "layer_output"])].drop_duplicates(["depth", "special"])
-    columns = ["depth", "special", *(name for name in shown if name in frame)]
-    return Table("cone-index-depth", "Cone index over depth", chosen[columns], table.columns)
+    values = [name for name in shown if name in table.frame]
+    chosen = table.frame[table.frame["point"].isin(["layer_input", "layer_output"])]
+    if len(chosen):
+        frame = chosen.drop_duplicates(["depth", "special"])[["depth", "special", *values]]
+        return Table("cone-index-depth", "Cone index over depth", frame, table.columns)
+    frame = table.frame.groupby(["layer", "point", "special"], as_index=False, sort=False)[values].mean()
+    return Table("cone-index-points", "Cone index by layer and point (mean over heads)", frame, table.columns)
 
 
 def _notes(state: ConeIndexState) -> tuple[str, ...]:
@@ -253,7 +310,8 @@ def _depth_figure(state: ConeIndexState) -> Figure:
     )
     texts = state.counts.texts
     note = "Depth 0 is the first layer's input; points inside block l stand at their place between depths l and l + 1."
-    note += " Dashed: what isotropic directions would give, and tokens of different texts (hidden states)."
+    if "hidden_state" in state.points:
+        note += " Dashed: what isotropic directions would give, and tokens of different texts (hidden states)."
     if texts > 1:
         note += f" Lines: mean over {texts} texts; bands: one standard deviation either side. Heads: mean over heads."
     return Figure("cone-index", "How narrow a cone the token vectors fill", panels, columns=2, note=note)
@@ -273,7 +331,8 @@ def _curves(state: ConeIndexState, special: int, value: str) -> tuple[Series, ..
     frame = pd.DataFrame(state.places)
     frame["mean"], frame["std"] = state.moments.mean[:, special, index], state.moments.std[:, special, index]
     curves = []
-    for point, (label, offset) in CURVES.items():
+    for point in state.points:
+        label, offset = CURVES[point]
         by_index = frame[frame["point"] == point].groupby("index")[["mean", "std"]].mean()
         x, y, spread = by_index.index.to_numpy(float) + offset, by_index["mean"].to_numpy(), by_index["std"].to_numpy()
         band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
@@ -284,6 +343,8 @@ def _curves(state: ConeIndexState, special: int, value: str) -> tuple[Series, ..
 def _baselines(state: ConeIndexState, special: int, value: str) -> tuple[Series, ...]:
     """Isotropic directions, and in a corpus the hidden states of different texts."""
     hidden = [at for at, place in enumerate(state.places) if place.point == "hidden_state"]
+    if not hidden:
+        return ()
     depths = np.array([float(state.places[at].index) for at in hidden])
     if value == "cone_per_token":
         isotropic = state.moments.mean[hidden, special, list(VALUES).index("isotropic_per_token")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -13,14 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
-from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, setting
+from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, chosen_names, setting
 from .kit.maths import entropy, normalised_rows
 from .kit.maxflow import attention_flow, flow_bound, saturated
+from .kit.pieces import over_layers
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import ColouredText, Figure, LayeredGraph, Lines, Result, Series, Table
 from .kit.rollout import mean_over_heads, mixing_matrices, rollout
 from .kit.tables import moment_columns, sample_table
-from .kit.units import Units, units_of
+from .kit.units import Kinds, units_of
 
 Floats = NDArray[np.float64]
 METHODS = ("attention", "rollout", "flow")
@@ -35,40 +35,54 @@ VALUES = {
     "flow_total": "sum of the raw flow values over input tokens; empty but for flow",
     "saturated": "share of pairs whose flow is min(1, column sum of the first layer), to 1e-6; empty but for flow",
 }
-NOTES = ("Special tokens kept. A saturated flow says nothing about the source or the layers above the first.",)
 GRAPH_TOKENS = 16
 """Longest text whose layered graph is drawn."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """One text, from each source to each input token at each layer: arrays (layer, source, token)."""
+    """From each source to each input token at each layer, for one text or texts of one length.
 
+    Arrays (layer, [text,] source, token), each made when it is first asked for.
+    """
+
+    means: Floats  # mean attention over heads (layer, [text,] query, key)
     sources: tuple[int, ...]
-    attention: Floats
-    rollout: Floats
-    flow: Floats
-    bound: Floats  # (token)
-    saturated: NDArray[np.bool_]
-    mixing: Floats  # (layer, query, key)
 
     @cached_property
-    def shares(self) -> Floats:
-        """Distributions over input tokens (layer, method, source, token): rows; flow divided by its row sum."""
-        return np.stack([self.attention, self.rollout, normalised_rows(self.flow)], axis=1)
+    def mixing(self) -> Floats:
+        """0.5 A + 0.5 I (layer, [text,] query, key)."""
+        return mixing_matrices(self.means)
 
+    @cached_property
+    def attention(self) -> Floats:
+        """Each layer's own attention."""
+        return self.means[..., list(self.sources), :]
 
-def trace(attention: Sequence[Floats], sources: tuple[int, ...]) -> list[Paths]:
-    """All three methods for texts of one length by their attention (layer, head, query, key)."""
-    means = [mean_over_heads(weights) for weights in attention]
-    mixing = np.stack([mixing_matrices(mean) for mean in means], axis=1)
-    flows = attention_flow(mixing, sources)
-    return [_paths(mean, mixing[:, text], flows[:, text], sources) for text, mean in enumerate(means)]
+    @cached_property
+    def rollout(self) -> Floats:
+        """Rollout down to the input; rows sum to 1."""
+        return rollout(self.mixing)[..., list(self.sources), :]
 
+    @cached_property
+    def flow(self) -> Floats:
+        """Maximum flow down to the input, raw."""
+        return attention_flow(self.mixing, self.sources)
 
-def _paths(mean: Floats, mixing: Floats, flow: Floats, sources: tuple[int, ...]) -> Paths:
-    at, above = list(sources), saturated(flow, mixing)
-    return Paths(sources, mean[:, at], rollout(mixing)[:, at], flow, flow_bound(mixing), above, mixing)
+    @cached_property
+    def bound(self) -> Floats:
+        """What no flow exceeds, ([text,] token)."""
+        return flow_bound(self.mixing)
+
+    @cached_property
+    def saturated(self) -> NDArray[np.bool_]:
+        """Whether a flow is its bound."""
+        return saturated(self.flow, self.mixing)
+
+    def share(self, method: str) -> Floats:
+        """One method's distributions over input tokens: rows; flow divided by its row sum."""
+        values: Floats = getattr(self, method)
+        return normalised_rows(values) if method == "flow" else values
 
 
 @dataclass
@@ -79,6 +93,7 @@ class FlowState(State):
     sample: Sample
     counts: Counts
     layers: tuple[int, ...]
+    methods: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,9 @@ class Flow(Analysis[FlowState]):
     """
 
     layers: Selection = setting(ALL, "Layers to report, from 0: all, or such as 0,3-5,-1. Lower ones always take part.")
+    methods: str = setting(
+        "all", "attention, rollout and flow, separated by commas, or all; the maximum flow costs most."
+    )
     source: str = setting("cls", "The token above: cls, all, a position such as 3, or a token's text.", name="from")
     sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
     seed: int = setting(0, "Seed of that sample's hash.")
@@ -104,19 +122,29 @@ class Flow(Analysis[FlowState]):
     def needs(self) -> frozenset[str]:
         return frozenset({"attention"})
 
+    def listing(self) -> Table | None:
+        self._methods()
+        return None
+
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> FlowState:
-        layers = self.layers.resolve(shape.layers, "layer")
-        moments = Moments.empty(len(layers), len(METHODS), len(VALUES))
-        return FlowState(moments, Sample.empty(self.sample, self.seed), Counts(), layers)
+        layers, methods = self.layers.resolve(shape.layers, "layer"), self._methods()
+        moments = Moments.empty(len(layers), len(methods), len(VALUES))
+        return FlowState(moments, Sample.empty(self.sample, self.seed), Counts(), layers, methods)
 
     def update(self, state: FlowState, record: ForwardRecord) -> None:
-        for sources, alike in groupby(range(len(record.texts)), lambda index: self._sources(record.texts[index])):
-            indices = list(alike)
-            for index, values in zip(indices, self._values(state, record, indices, sources), strict=True):
-                text = record.texts[index]
-                state.moments.add(values[None])
-                state.sample.add([text], values[None])
+        means, kinds = _means(state, record), Kinds.of([units_of(text, words=False) for text in record.texts])
+        first = 0
+        for sources, alike in groupby(record.texts, self._sources):
+            texts = slice(first, first + len(list(alike)))
+            values = _described(state, Paths(means[:, texts], sources), kinds[texts])
+            state.moments.add(values)
+            state.sample.add(record.texts[texts], values)
+            first = texts.stop
         state.counts.add([len(text) for text in record.texts])
+
+    def _methods(self) -> tuple[str, ...]:
+        asked = chosen_names(self.methods, METHODS, "method")
+        return tuple(method for method in METHODS if method in asked)
 
     def per_text(self, state: FlowState) -> Table:
         return _texts_table(state)
@@ -127,25 +155,15 @@ class Flow(Analysis[FlowState]):
             raise SettingsError(f"no text has a token {self.source!r} to start from", "Choose --from cls or all.")
         if record is None:
             tables = (table, self.per_text(state))
-            return Result(_headline(table), tables, (_layers_figure(state),), NOTES)
+            return Result(_headline(table), tables, (_layers_figure(state),), _notes(state))
         text = record.texts[0]
         if not (sources := self._sources(text)):
             raise SettingsError(*self._absent(text))
-        paths = trace([record.of_text("attention", 0)], sources)[0]
+        paths = Paths(_means(state, record)[:, 0], sources)
         figures = [_layers_figure(state), _coloured_text(state, paths, text)]
-        if len(text) <= GRAPH_TOKENS:
+        if len(text) <= GRAPH_TOKENS and state.methods != ("attention",):
             figures.append(_graph(state, paths, text))
-        return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures), NOTES)
-
-    def _values(
-        self, state: FlowState, record: ForwardRecord, indices: Sequence[int], sources: tuple[int, ...]
-    ) -> list[Floats]:
-        """The values (layer, method, value) of texts that have the same sources, or NaN where they have none."""
-        if not sources:
-            return [np.full((len(state.layers), len(METHODS), len(VALUES)), np.nan) for _ in indices]
-        every = trace([record.of_text("attention", index) for index in indices], sources)
-        units = [units_of(record.texts[index], words=False) for index in indices]
-        return [_describe(paths, kinds)[list(state.layers)] for paths, kinds in zip(every, units, strict=True)]
+        return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures), _notes(state))
 
     def _sources(self, text: TokenizedText) -> tuple[int, ...]:
         """Positions of the chosen sources; none when this text does not have them."""
@@ -165,22 +183,39 @@ class Flow(Analysis[FlowState]):
         )
 
 
-def _describe(paths: Paths, units: Units) -> Floats:
-    """The values of VALUES (layer, method, value), means over sources."""
-    shares = paths.shares
-    layers, methods, sources, tokens = shares.shape
-    kinds = np.stack([units.cls, units.sep, units.punctuation, ~(units.cls | units.sep | units.punctuation)])
-    own = shares[:, :, np.arange(sources), list(paths.sources)].mean(axis=-1)
-    values = np.full((layers, methods, len(VALUES)), np.nan)
-    values[..., 0], values[..., 1], values[..., 2] = tokens, entropy(shares).mean(axis=-1), own
-    values[..., 3:7] = shares.mean(axis=2) @ kinds.T.astype(float)
-    values[:, METHODS.index("flow"), 7] = paths.flow.sum(axis=-1).mean(axis=-1)
-    values[:, METHODS.index("flow"), 8] = paths.saturated.mean(axis=(-2, -1))
-    return values
+def _means(state: FlowState, record: ForwardRecord) -> Floats:
+    """Mean attention over heads (layer, text, query, key) up to the highest layer that is reported."""
+    layers = range(max(state.layers) + 1)
+    means = over_layers(record, "attention", layers, lambda attention, _: mean_over_heads(attention))
+    return np.ascontiguousarray(means.swapaxes(0, 1))
+
+
+def _described(state: FlowState, paths: Paths, kinds: Kinds) -> Floats:
+    """The values of VALUES (text, layer, method, value), means over sources; NaN without any."""
+    texts = paths.means.shape[1]
+    if not paths.sources:
+        return np.full((texts, *state.moments.mean.shape), np.nan)
+    flags = np.stack([kinds.cls, kinds.sep, kinds.punctuation, kinds.other], axis=-1).astype(float)
+    values = np.stack([_of_method(paths, method, flags) for method in state.methods], axis=2)
+    return values[:, list(state.layers)]
+
+
+def _of_method(paths: Paths, method: str, flags: Floats) -> Floats:
+    """The values (text, layer, value) of one method; `flags` (text, token, kind) hold 0 and 1."""
+    shares = paths.share(method)
+    layers, texts, sources, tokens = shares.shape
+    values = np.full((layers, texts, len(VALUES)), np.nan)
+    values[..., 0], values[..., 1] = tokens, entropy(shares).mean(axis=-1)
+    values[..., 2] = shares[..., np.arange(sources), list(paths.sources)].mean(axis=-1)
+    values[..., 3:7] = (shares.mean(axis=-2)[..., None, :] @ flags)[..., 0, :]
+    if method == "flow":
+        values[..., 7] = paths.flow.sum(axis=-1).mean(axis=-1)
+        values[..., 8] = paths.saturated.mean(axis=(-2, -1))
+    return values.swapaxes(0, 1)
 
 
 def _rows(state: FlowState) -> pd.DataFrame:
-    rows = [(layer, method) for layer in state.layers for method in METHODS]
+    rows = [(layer, method) for layer in state.layers for method in state.methods]
     return pd.DataFrame(rows, columns=["layer", "method"])
 
 
@@ -203,12 +238,18 @@ def _texts_table(state: FlowState) -> Table:
     return sample_table("flow-texts", "Attention, rollout and flow by text", state.sample, _rows(state), ROWS, VALUES)
 
 
+def _notes(state: FlowState) -> tuple[str, ...]:
+    saturated = " A saturated flow says nothing about the source or the layers above the first."
+    return ("Special tokens kept." + saturated * ("flow" in state.methods),)
+
+
 def _headline(table: Table) -> Table:
     return Table(table.name, table.title, table.frame[["layer", "method", *VALUES]], table.columns)
 
 
 def _pairs_table(state: FlowState, paths: Paths, text: TokenizedText) -> Table:
-    layers, sources, tokens = (index.ravel() for index in np.indices(paths.flow[list(state.layers)].shape))
+    shape = len(state.layers), len(paths.sources), len(text)
+    layers, sources, tokens = (index.ravel() for index in np.indices(shape))
     at = (np.array(state.layers)[layers], sources, tokens)
     source = np.array(paths.sources)[sources]
     labels = np.array(text.labels, dtype=object)
@@ -216,10 +257,16 @@ def _pairs_table(state: FlowState, paths: Paths, text: TokenizedText) -> Table:
     frame["token_text"] = labels[tokens]
     frame["start"] = pd.array(text.start, dtype="Int64")[tokens]
     frame["end"] = pd.array(text.end, dtype="Int64")[tokens]
-    frame["attention"], frame["rollout"] = paths.attention[at], paths.rollout[at]
-    frame["flow_value"], frame["flow_share"] = paths.flow[at], paths.shares[:, METHODS.index("flow")][at]
-    frame["bound"], frame["saturated"] = paths.bound[tokens], paths.saturated[at]
-    return Table("flow", "From each source to each input token", frame, PAIRS)
+    for method in state.methods:
+        frame[method if method != "flow" else "flow_value"] = getattr(paths, method)[at]
+    if "flow" in state.methods:
+        frame["flow_share"], frame["bound"], frame["saturated"] = (
+            paths.share("flow")[at],
+            paths.bound[tokens],
+            paths.saturated[at],
+        )
+    columns = {name: about for name, about in PAIRS.items() if name in frame}
+    return Table("flow", "From each source to each input token", frame, columns)
 
 
 PAIRS = {
@@ -243,23 +290,28 @@ def _layers_figure(state: FlowState) -> Figure:
     panels = tuple(
         Lines(_method_curves(state, value, methods), "layer", label, title, low=0.0)
         for value, methods, label, title in (
-            ("entropy", METHODS, "entropy, nats", "Spread over input tokens"),
-            ("mass_self", METHODS, "weight", "On the source itself"),
+            ("entropy", state.methods, "entropy, nats", "Spread over input tokens"),
+            ("mass_self", state.methods, "weight", "On the source itself"),
             ("saturated", ("flow",), "share of pairs", "Flow at its bound"),
         )
+        if set(methods) <= set(state.methods)
     )
-    texts = state.counts.texts
     note = "A flow at its bound says nothing about the source or the layers above the first."
-    if texts > 1:
+    note = note if "flow" in state.methods else ""
+    if (texts := state.counts.texts) > 1:
         note += f" Lines: mean over {texts} texts; bands: one standard deviation either side."
-    return Figure("flow-layers", "Attention, rollout and flow by layer", panels, columns=3, note=note)
+    title = ", ".join(state.methods).capitalize()
+    return Figure("flow-layers", f"{title} by layer", panels, columns=len(panels), note=note.strip())
+
+
+TITLES = {"attention": "Raw attention", "rollout": "Rollout", "flow": "Maximum flow, divided by its sum"}
 
 
 def _method_curves(state: FlowState, value: str, methods: tuple[str, ...]) -> tuple[Series, ...]:
     index, curves = list(VALUES).index(value), []
     for method in methods:
-        y = state.moments.mean[:, METHODS.index(method), index]
-        spread = state.moments.std[:, METHODS.index(method), index]
+        y = state.moments.mean[:, state.methods.index(method), index]
+        spread = state.moments.std[:, state.methods.index(method), index]
         band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
         curves.append(Series(method, np.array(state.layers, dtype=float), y, *band))
     return tuple(curves)
@@ -268,10 +320,9 @@ def _method_curves(state: FlowState, value: str, methods: tuple[str, ...]) -> tu
 def _coloured_text(state: FlowState, paths: Paths, text: TokenizedText) -> Figure:
     source = paths.sources[0]
     rows = tuple(f"layer {layer}" for layer in state.layers)
-    names = {"attention": "Raw attention", "rollout": "Rollout", "flow": "Maximum flow, divided by its sum"}
     panels = tuple(
-        ColouredText(text.labels, rows, paths.shares[list(state.layers), METHODS.index(method), 0], "weight", title)
-        for method, title in names.items()
+        ColouredText(text.labels, rows, paths.share(method)[list(state.layers), 0], "weight", TITLES[method])
+        for method in state.methods
     )
     title = f"From {text.labels[source]} (position {source}) to the input"
     note = "Each row: the weights of all input tokens, which sum to 1."

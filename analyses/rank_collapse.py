@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
-from .kit.analysis import ALL, Analysis, Selection, State, setting
+from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
+from .kit.pieces import over_layers, side_by_side
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Lines, Result, Series, Table
-from .kit.spectra import composite_norm, frobenius_norm, ranks
+from .kit.spectra import (
+    composite_norm,
+    effective_rank,
+    frobenius_norm,
+    numerical_rank,
+    ranks,
+    singular_values_by_gram,
+    stable_rank,
+)
 from .kit.tables import moment_columns, sample_table
 
 Floats = NDArray[np.float64]
@@ -34,8 +43,60 @@ VALUES = {
 }
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
-CACHED = 2**19
-"""Numbers measured at once: larger stacks wait for memory."""
+
+
+@dataclass(frozen=True)
+class TokenMatrices:
+    """Token vectors (..., token, width), and the values of VALUES (...), each made when it is first asked for."""
+
+    states: Floats
+
+    def value(self, name: str) -> Floats:
+        """One of VALUES. NaN for no tokens, but for their number.
+
+        >>> TokenMatrices(np.array([[2.0, 0.0], [0.0, 2.0]])).value("stable_rank_share").item()
+        1.0
+        """
+        if self.states.shape[-2] == 0 and name != "n":
+            return np.full_like(self.n, np.nan)
+        own: Floats = getattr(self, name.removesuffix("_share"))
+        return own / self.n if name.endswith("_share") else own
+
+    @cached_property
+    def n(self) -> Floats:
+        return np.full(self.states.shape[:-2], float(self.states.shape[-2]))
+
+    @cached_property
+    def residual_composite(self) -> Floats:
+        return self._residual(composite_norm)
+
+    @cached_property
+    def residual_frobenius(self) -> Floats:
+        return self._residual(frobenius_norm)
+
+    @cached_property
+    def effective_rank(self) -> Floats:
+        return effective_rank(self._singular)
+
+    @cached_property
+    def stable_rank(self) -> Floats:
+        return stable_rank(self._singular)
+
+    @cached_property
+    def numerical_rank(self) -> Floats:
+        return numerical_rank(self._singular, self.states.shape[-2])
+
+    @cached_property
+    def _singular(self) -> Floats:
+        return singular_values_by_gram(self.states)
+
+    @cached_property
+    def _rest(self) -> Floats:
+        return self.states - self.states.mean(axis=-2, keepdims=True)
+
+    def _residual(self, norm: Callable[[Floats], Floats]) -> Floats:
+        whole = norm(self.states)
+        return np.where(whole > 0, norm(self._rest) / np.where(whole > 0, whole, 1.0), np.nan)
 
 
 def residuals(states: Floats) -> Floats:
@@ -46,15 +107,8 @@ def residuals(states: Floats) -> Floats:
     >>> residuals(np.array([[2.0, 0.0], [0.0, 1.0]])).round(6).tolist()
     [0.866025, 0.707107]
     """
-    if states.shape[-2] == 0:
-        return np.full((*states.shape[:-2], 2), np.nan)
-    every = torch.from_numpy(states)
-    rest = (every - every.mean(dim=-2, keepdim=True)).numpy()
-    shares = []
-    for norm in (composite_norm, frobenius_norm):
-        whole = norm(states)
-        shares.append(np.where(whole > 0, norm(rest) / np.where(whole > 0, whole, 1.0), np.nan))
-    return np.stack(shares, axis=-1)
+    tokens = TokenMatrices(states)
+    return np.stack([tokens.value(f"residual_{norm}") for norm in ("composite", "frobenius")], axis=-1)
 
 
 @dataclass
@@ -86,6 +140,7 @@ class RankCollapse(Analysis[RankCollapseState]):
         ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
     )
     heads: Selection = setting(ALL, "Heads of --spectra, from 0: all, or such as 0,3-5,-1.")
+    metrics: str = setting("all", "Metrics over depth, separated by commas; all computes every one, ranks cost most.")
     spectra: bool = setting(
         False, "Also the ranks of every attention matrix and of Q K^T; costs nearly half a forward pass."
     )
@@ -99,48 +154,55 @@ class RankCollapse(Analysis[RankCollapseState]):
     def needs(self) -> frozenset[str]:
         return frozenset({"hidden_states", "attention", "q", "k"} if self.spectra else {"hidden_states"})
 
+    def listing(self) -> Table | None:
+        self._names()
+        return None
+
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> RankCollapseState:
         layers, heads = self.layers.resolve(shape.layers, "layer"), self.heads.resolve(shape.heads, "head")
         depths = tuple(sorted({depth for layer in layers for depth in (layer, layer + 1)}))
-        moments, spectra = Moments.empty(len(depths), len(VALUES)), (len(layers), len(heads), 2, len(SPECTRA))
+        moments, spectra = Moments.empty(len(depths), len(self._names())), (len(layers), len(heads), 2, len(SPECTRA))
         sample = Sample.empty(self.sample, self.seed)
         return RankCollapseState(moments, sample, Moments.empty(*spectra), Counts(), depths, layers, heads)
 
     def update(self, state: RankCollapseState, record: ForwardRecord) -> None:
-        for texts in self._alike(record, state):
-            kept = self._kept(record.texts[texts[0]])
-            hidden = record.of_texts("hidden_states", slice(texts[0], texts[-1] + 1), state.depths)
-            values = _measure(hidden if len(kept) == hidden.shape[2] else hidden[:, :, kept].copy())
+        for texts, kept in self._alike(record):
+            measure = partial(_measured, self._names(), kept)
+            values = over_layers(record, "hidden_states", state.depths, measure, texts)
             state.moments.add(values)
-            for index, row in zip(texts, values, strict=True):
-                text = record.texts[index]
-                state.sample.add([text], row[None])
-                if self.spectra:
-                    state.spectra.add(_spectra(state, record, index, kept)[None])
+            state.sample.add(record.texts[texts], values)
+            if self.spectra:
+                spectra = partial(_spectra, state, record, kept)
+                state.spectra.add(side_by_side(spectra, range(texts.start, texts.stop)))
         state.counts.add([len(text) for text in record.texts])
 
-    def _alike(self, record: ForwardRecord, state: RankCollapseState) -> Iterator[list[int]]:
-        """Neighbours that keep the same tokens (but for `special` drop, all do), as many as a core's cache holds."""
-        shape = record.shape
-        together = max(1, CACHED // (len(state.depths) * shape.width * len(record.texts[0])))
-        for _, alike in groupby(range(len(record.texts)), lambda index: self._kept(record.texts[index]).tolist()):
-            while texts := list(islice(alike, together)):
-                yield texts
+    def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, NDArray[np.intp]]]:
+        """Neighbours that keep the same tokens (but for `special` drop, all do), and which those are."""
+        first = 0
+        for _, alike in groupby(record.texts, lambda text: self._kept(text).tolist()):
+            count = len(list(alike))
+            yield slice(first, first + count), self._kept(record.texts[first])
+            first += count
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(("n", *chosen_names(self.metrics, VALUES, "metric"))))
 
     def per_text(self, state: RankCollapseState) -> Table:
-        index, columns = pd.DataFrame({"depth": state.depths}), {"depth": DEPTH}
-        return sample_table("rank-collapse-texts", "Residuals and ranks by text", state.sample, index, columns, VALUES)
+        index, values = pd.DataFrame({"depth": state.depths}), {name: VALUES[name] for name in self._names()}
+        title = "Residuals and ranks by text"
+        return sample_table("rank-collapse-texts", title, state.sample, index, {"depth": DEPTH}, values)
 
     def finalize(self, state: RankCollapseState, record: ForwardRecord | None) -> Result:
-        table = _depth_table(state)
-        tables, figures = [table], [_depth_figure(state, self.special)]
+        names = self._names()
+        table = _depth_table(state, names)
+        tables, figures = [table], [_depth_figure(state, names, self.special)]
         if record is None:
             tables.append(self.per_text(state))
         if self.spectra:
             tables.append(_spectra_table(state))
             figures.append(_spectra_figure(state))
         note = f"Special tokens {'kept' if self.special == 'keep' else 'dropped'}."
-        return Result(_headline(table), tuple(tables), tuple(figures), (note,))
+        return Result(_headline(table, names), tuple(tables), tuple(figures), (note,))
 
     def _kept(self, text: TokenizedText) -> NDArray[np.intp]:
         special = np.array(text.special, dtype=bool)
@@ -150,14 +212,13 @@ class RankCollapse(Analysis[RankCollapseState]):
 DEPTH = "0 is the first layer's input, l + 1 the output of layer l"
 
 
-def _measure(hidden: Floats) -> Floats:
-    """The values of VALUES (text, depth, value) for hidden states (text, depth, token, width)."""
-    n = np.full((*hidden.shape[:2], 1), float(hidden.shape[2]))
-    rank = ranks(hidden, hidden.shape[2])
-    return np.concatenate([n, residuals(hidden), rank, rank / np.maximum(n, 1.0)], axis=-1)
+def _measured(names: tuple[str, ...], kept: NDArray[np.intp], states: Floats, texts: slice) -> Floats:
+    """The metrics (text, metric) of hidden states (text, token, width)."""
+    tokens = TokenMatrices(states if len(kept) == states.shape[1] else states.take(kept, axis=1))
+    return np.stack([tokens.value(name) for name in names], axis=-1)
 
 
-def _spectra(state: RankCollapseState, record: ForwardRecord, index: int, kept: NDArray[np.intp]) -> Floats:
+def _spectra(state: RankCollapseState, record: ForwardRecord, kept: NDArray[np.intp], index: int) -> Floats:
     """Ranks (layer, head, matrix, value) of the attention and of Q K^T, biases included, of one text."""
     rows, columns = kept[:, None], kept[None, :]
     heads = list(state.heads)
@@ -168,16 +229,17 @@ def _spectra(state: RankCollapseState, record: ForwardRecord, index: int, kept: 
     return np.concatenate([n, ranks(matrices, len(kept))], axis=-1)
 
 
-def _depth_table(state: RankCollapseState) -> Table:
+def _depth_table(state: RankCollapseState, names: tuple[str, ...]) -> Table:
     frame = pd.DataFrame({"depth": state.depths, "texts": state.counts.texts})
-    values, columns = moment_columns(state.moments, list(VALUES), VALUES)
+    values, columns = moment_columns(state.moments, names, VALUES)
     columns = {"depth": DEPTH, "texts": "texts measured"} | columns
     title = "Residuals and ranks of the token matrix over depth"
     return Table("rank-collapse", title, pd.concat([frame, values], axis=1), columns)
 
 
-def _headline(table: Table) -> Table:
-    shown = ["depth", "n", "residual_composite", "residual_frobenius", *RANKS, "effective_rank_share"]
+def _headline(table: Table, names: tuple[str, ...]) -> Table:
+    usual = ("n", "residual_composite", "residual_frobenius", *RANKS, "effective_rank_share")
+    shown = ["depth", *(usual if len(names) == len(VALUES) else names)]
     return Table(table.name, table.title, table.frame[shown], table.columns)
 
 
@@ -196,31 +258,46 @@ def _spectra_table(state: RankCollapseState) -> Table:
     return Table("rank-collapse-spectra", title, pd.concat([frame, values], axis=1), about | columns)
 
 
-def _depth_figure(state: RankCollapseState, special: str) -> Figure:
-    names = list(VALUES)
-    mean, std = state.moments.mean, state.moments.std
+PANELS = (
+    (
+        "Distance from equal tokens",
+        "relative residual",
+        {"residual_composite": "composite norm", "residual_frobenius": "Frobenius norm"},
+    ),
+    (
+        "Rank of the token matrix, per token",
+        "rank / n",
+        {"effective_rank_share": "effective", "stable_rank_share": "stable", "numerical_rank_share": "numerical"},
+    ),
+    (
+        "Rank of the token matrix",
+        "rank",
+        {"effective_rank": "effective", "stable_rank": "stable", "numerical_rank": "numerical"},
+    ),
+    ("Length of the texts", "tokens", {"n": "tokens"}),
+)
+"""Title, unit and curves of what can be drawn, the most telling first."""
 
-    def series(name: str, label: str) -> Series:
-        at = names.index(name)
-        y, spread = mean[:, at], std[:, at]
-        band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
-        return Series(label, np.array(state.depths, dtype=float), y, *band)
 
-    residual = (series("residual_composite", "composite norm"), series("residual_frobenius", "Frobenius norm"))
-    rank = (
-        series("effective_rank_share", "effective"),
-        series("stable_rank_share", "stable"),
-        series("numerical_rank_share", "numerical"),
-    )
-    panels = (
-        Lines(residual, "depth", "relative residual", "Distance from equal tokens", low=0.0),
-        Lines(rank, "depth", "rank / n", "Rank of the token matrix, per token", low=0.0),
-    )
+def _depth_figure(state: RankCollapseState, names: tuple[str, ...], special: str) -> Figure:
+    panels = [
+        Lines(tuple(_curve(state, names.index(name), curves[name]) for name in drawn), "depth", unit, title, low=0.0)
+        for title, unit, curves in PANELS
+        if (drawn := [name for name in curves if name in names])
+    ][:2]
+    if len(names) > 1 and panels[-1].title == PANELS[-1][0]:
+        panels.pop()  # lengths say little beside any other metric
     texts = state.counts.texts
     note = f"Special tokens {'kept' if special == 'keep' else 'dropped'}. Depth 0 is the first layer's input."
     if texts > 1:
         note += f" Lines: mean over {texts} texts; bands: one standard deviation either side."
-    return Figure("rank-collapse", "Rank collapse over depth", panels, columns=2, note=note)
+    return Figure("rank-collapse", "Rank collapse over depth", tuple(panels), columns=len(panels), note=note)
+
+
+def _curve(state: RankCollapseState, at: int, label: str) -> Series:
+    y, spread = state.moments.mean[:, at], state.moments.std[:, at]
+    band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
+    return Series(label, np.array(state.depths, dtype=float), y, *band)
 
 
 def _spectra_figure(state: RankCollapseState) -> Figure:

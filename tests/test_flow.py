@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 
-from analyses.flow import Flow, trace
+from analyses.flow import Flow, Paths
 from analyses.kit.rollout import mean_over_heads, mixing_matrices, rollout
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.errors import UsageError
@@ -51,7 +51,7 @@ def pairs(loaded: LoadedModel, text: str, **settings: str):
 def test_in_the_first_layer_flow_and_rollout_are_half_attention_half_identity() -> None:
     rng = np.random.default_rng(0)
     attention = rng.dirichlet(np.ones(5), size=(3, 2, 5))
-    paths = trace([attention], tuple(range(5)))[0]
+    paths = Paths(mean_over_heads(attention), tuple(range(5)))
     expected = 0.5 * attention[0].mean(axis=0) + 0.5 * np.eye(5)
     np.testing.assert_allclose(paths.flow[0], expected, atol=1e-12)
     np.testing.assert_allclose(paths.rollout[0], expected, atol=1e-12)
@@ -63,10 +63,10 @@ def test_two_tokens_by_hand() -> None:
     mixing = mixing_matrices(mean_over_heads(attention))
     np.testing.assert_allclose(mixing, [[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
     # Rollout from token 0: .5 (.75 .25) + .5 (.5 .5). Flow: min(.5, .75) + min(.5, .5), min(.5, .25) + min(.5, .5).
-    paths = trace([attention], (0,))[0]
+    paths = Paths(mean_over_heads(attention), (0,))
     np.testing.assert_allclose(paths.rollout[1, 0], [0.625, 0.375])
     np.testing.assert_allclose(paths.flow[1, 0], [1.0, 0.75])
-    np.testing.assert_allclose(paths.shares[1, 2, 0], [4 / 7, 3 / 7])
+    np.testing.assert_allclose(paths.share("flow")[1, 0], [4 / 7, 3 / 7])
     np.testing.assert_allclose(paths.bound, [1.0, 0.75])
     assert paths.saturated[1, 0].tolist() == [True, True]
     assert paths.saturated[0, 0].tolist() == [False, False]

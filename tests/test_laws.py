@@ -39,6 +39,21 @@ Numbered = tuple[int, str]
 TOLERANCE = 1e-9
 
 
+SUBSETS = {
+    "rank-collapse": {
+        "metrics": (
+            "n",
+            "residual_composite,residual_frobenius",
+            "residual_frobenius,stable_rank",
+            "effective-rank-share",
+        )
+    },
+    "cone-index": {
+        "points": ("hidden_state", "head_output", "concatenated-heads", "attention_norm,concatenated_heads"),
+    },
+    "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
+}
+"""Settings that name some of what an analysis can give, and values of theirs."""
 READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}
 """Settings by which an analysis whose default reads the weights alone reads texts."""
 
@@ -59,7 +74,9 @@ def variants() -> list[Any]:
     params = default_analyses()
     for param in list(params):
         analysis = param.values[0]
-        for name, value in changes(analysis) if analysis.needs else ():
+        subsets = SUBSETS.get(param.id, {})
+        named = [(name, value) for name, values in subsets.items() for value in values]
+        for name, value in [*changes(analysis), *named] if analysis.needs else ():
             varied = dataclasses.replace(analysis, **{name: value})
             params.append(pytest.param(varied, id=f"{param.id}, {name} {value}", marks=param.marks))
     return params
@@ -307,10 +324,6 @@ class WatchedRecord(ForwardRecord):
         self.read.add(name)
         return super().of_text(name, index, layers)
 
-    def of_texts(self, name: str, texts: slice, layers: Sequence[int]) -> Any:
-        self.read.add(name)
-        return super().of_texts(name, texts, layers)
-
     def __getattr__(self, name: str) -> Tensor:
         if name in EVERYTHING:
             self.read.add(name)
@@ -330,6 +343,48 @@ def test_needs_lists_exactly_what_update_and_finalize_read(bench: Bench, analysi
 def test_nothing_is_missed_when_only_needs_was_recorded(bench: Bench, analysis: Analysis[Any]) -> None:
     assert bench.single(analysis, "the cats sat on the mat.").tables
     assert analysis.finalize(bench.state(analysis, [(1, "the cat"), (2, "a dog ran")]), None).tables
+
+
+def subsets() -> list[Any]:
+    """Default settings, and the same with one setting that names some of what there is."""
+    return [
+        pytest.param(name, setting, value, id=f"{name}, {setting} {value}")
+        for name, settings in SUBSETS.items()
+        for setting, values in settings.items()
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(("name", "setting", "value"), subsets())
+def test_what_is_asked_for_alone_has_the_bits_it_has_among_all(
+    bench: Bench, name: str, setting: str, value: str
+) -> None:
+    make = registry.entries()[name].load()
+    lines = ["the cats sat on the mat.", "a dog", "no, no, no!"]
+    for some, every in zip(results(bench, make(**{setting: value}), lines), results(bench, make(), lines), strict=True):
+        every_table = {table.name: table.frame for table in every.tables}
+        for table in some.tables:
+            assert set(table.frame) <= set(every_table[table.name]), table.name
+            assert_same_rows(table.frame, every_table[table.name], table.name)
+
+
+def assert_same_rows(some: pd.DataFrame, every: pd.DataFrame, name: str) -> None:
+    """Each row of `some` stands in `every`, with the same bits in the columns that both have."""
+    keys = list(some.select_dtypes(exclude="float").columns.difference(["saturated"], sort=False))
+    both = some.merge(every, on=keys, how="left", suffixes=("", "_of_all"), indicator="found")
+    assert len(some)
+    assert (both["found"] == "both").all(), name
+    for column in some.columns.difference(keys):
+        assert same(both[column].to_numpy(), both[f"{column}_of_all"].to_numpy()), f"{column} of {name}"
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name, held in SUBSETS.items() for setting in held])
+def test_an_unknown_name_is_refused_with_those_that_there_are(bench: Bench, name: str, setting: str) -> None:
+    analysis = registry.entries()[name].load()(**{setting: "sharpness"})
+    for refused in (analysis.listing, lambda: analysis.start(bench.loaded.shape, None)):
+        with pytest.raises(SettingsError, match="sharpness") as raised:
+            refused()
+        assert SUBSETS[name][setting][-1].split(",")[-1].replace("-", "_") in raised.value.hint
 
 
 # Tables and figures
@@ -420,7 +475,7 @@ def test_the_order_of_texts_does_not_matter(
     assert_close(analysis.finalize(bench.state(analysis, shuffled), None), whole)
 
 
-@each_analysis
+@each_variant
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis[Any], batch: int) -> None:
     generator = np.random.default_rng(0)

@@ -40,12 +40,19 @@ class Moments:
 
     def add(self, texts: ArrayLike) -> None:
         """Add values with a leading axis of texts (Welford's update, one text at a time)."""
-        for values in np.asarray(texts, dtype=np.float64):
-            seen = ~np.isnan(values)
-            self.count += seen
-            step = np.where(seen, values - self.total_mean, 0.0)
-            self.total_mean += step / np.maximum(self.count, 1)
-            self.deviations += step * np.where(seen, values - self.total_mean, 0.0)
+        batch = np.asarray(texts, dtype=np.float64)
+        if not len(batch):
+            return
+        absent = np.isnan(batch)
+        counts = self.count + np.cumsum(~absent, axis=0)
+        some = absent.any()
+        for values, gone, count in zip(batch, absent, np.maximum(counts, 1), strict=True):
+            step = values - self.total_mean
+            step = np.where(gone, 0.0, step) if some else step
+            self.total_mean += step / count
+            rest = values - self.total_mean
+            self.deviations += step * (np.where(gone, 0.0, rest) if some else rest)
+        self.count = np.array(counts[-1])
 
     def merge(self, other: Self) -> Self:
         """Chan's pairwise formula; an empty side leaves the other's bits untouched."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -78,13 +78,32 @@ class State:
         return type(self)(**merged)
 
 
-def refuse_unknown_metric(metric: str, known: Iterable[str]) -> None:
+def refuse_unknown(name: str, known: Collection[str], what: str) -> None:
+    """Raise SettingsError for a name that is not `known`; the hint lists those that are."""
+    if name not in known:
+        raise SettingsError(f"unknown {what} {name!r}", f"Choose from {', '.join(known)}.")
+
+
+def refuse_unknown_metric(metric: str, known: Collection[str]) -> None:
     """Raise SettingsError for a metric that is not `known`, and with the reason for the mean attention weight."""
-    hint = f"Choose from {', '.join(known)}."
     if metric.replace("_", "-") in ("mean", "mean-attention", "attention"):
-        raise SettingsError("the mean attention weight is no metric: rows sum to 1, so it is 1/n for every head", hint)
-    if metric not in known:
-        raise SettingsError(f"unknown metric {metric!r}", hint)
+        why = "the mean attention weight is no metric: rows sum to 1, so it is 1/n for every head"
+        raise SettingsError(why, f"Choose from {', '.join(known)}.")
+    refuse_unknown(metric, known, "metric")
+
+
+def chosen_names(text: str, known: Collection[str], what: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, each once; all of the `known` for all. Raises SettingsError for others.
+
+    >>> chosen_names("flow, rollout,flow", ("attention", "rollout", "flow"), "method")
+    ('flow', 'rollout')
+    """
+    if text.strip() == "all":
+        return tuple(known)
+    chosen = tuple(dict.fromkeys(name.strip().replace("-", "_") for name in text.split(",")))
+    for name in chosen:
+        refuse_unknown(name, known, what)
+    return chosen
 
 
 def _merged(first: Any, second: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .analysis import refuse_unknown_metric
 from .maths import entropy, keys_to_reach, mean_distance, normalised_rows
-from .units import Units
+from .units import Flags, Kinds
 
 Floats = NDArray[np.float64]
 Special = Literal["keep", "drop", "renormalise"]
@@ -20,11 +20,14 @@ Special = Literal["keep", "drop", "renormalise"]
 
 @dataclass(frozen=True)
 class View:
-    """Attention as measured: all of it, and the part that `--special` keeps, with what rows and columns stand for."""
+    """Attention as measured: all of it, and the part that `--special` keeps, with what rows and columns stand for.
 
-    whole: Floats  # (layer, head, kept query, key)
-    kept: Floats  # (layer, head, kept query, kept key); a row is NaN where renormalising had nothing left
-    units: Units
+    The first axis runs over layers of one text, or over texts of one layer whose tokens fall into units alike.
+    """
+
+    whole: Floats  # (first, head, kept query, key)
+    kept: Floats  # (first, head, kept query, kept key); a row is NaN where renormalising had nothing left
+    kinds: Kinds  # of the units of the one text, or of each
     positions: NDArray[np.int64]  # the kept units' places in the text
     entropy_keys: int  # ln of this bounds an entropy
 
@@ -34,18 +37,21 @@ class View:
         return entropy(self.kept)
 
 
-def view(attention: Floats, units: Units, special: Special) -> View:
-    """Attention (layer, head, query, key) between `units`, special tokens kept, dropped or dropped and renormalised."""
-    whole = normalised_rows(units.pool(attention))
+def view(attention: Floats, kinds: Kinds, special: Special) -> View:
+    """Attention (first, head, query, key) between units, special tokens kept, dropped or dropped and renormalised."""
+    whole = normalised_rows(attention)
+    units = whole.shape[-1]
     if special == "keep":
-        return View(whole, whole, units, np.arange(len(units)), len(units))
-    at = np.flatnonzero(~units.special)
-    kept = whole[..., at[:, None], at[None, :]]
+        return View(whole, whole, kinds, np.arange(units), units)
+    at = np.flatnonzero(~kinds.special[0])
+    # Not by indexing, which may leave an array whose order in memory, and so its sums, depends on the number of texts.
+    rows = whole.take(at, axis=-2)
+    kept = rows.take(at, axis=-1)
     if special == "drop":
-        return View(whole[..., at, :], kept, units, at, len(units))
+        return View(rows, kept, kinds, at, units)
     nothing_left = kept.sum(axis=-1, keepdims=True) == 0
     kept = np.where(nothing_left, np.nan, normalised_rows(kept))
-    return View(whole[..., at, :], kept, units, at, len(at))
+    return View(rows, kept, kinds, at, len(at))
 
 
 def _entropy_share(seen: View) -> Floats:
@@ -54,7 +60,7 @@ def _entropy_share(seen: View) -> Floats:
 
 
 def _cls_entropy(seen: View) -> Floats:
-    return seen.entropy[..., seen.units.cls[seen.positions]]
+    return np.where(seen.kinds.cls[:, None, seen.positions], seen.entropy, np.nan)
 
 
 def _offset(offset: int) -> Callable[[View], Floats]:
@@ -68,22 +74,22 @@ def _offset(offset: int) -> Callable[[View], Floats]:
     return mass
 
 
-def _mass(kind: Callable[[Units], NDArray[np.bool_]]) -> Callable[[View], Floats]:
-    return lambda seen: seen.whole @ kind(seen.units).astype(float)
+def _mass(kind: Callable[[Kinds], Flags]) -> Callable[[View], Floats]:
+    return lambda seen: _weight_on(seen.whole, kind(seen.kinds))
 
 
-def _other(units: Units) -> NDArray[np.bool_]:
-    return ~(units.cls | units.sep | units.punctuation)
+def _weight_on(weights: Floats, keys: Flags) -> Floats:
+    """Weight of every row on some keys: (first, head, query, key) and (1 or text, key) to (first, head, query)."""
+    return (weights @ keys[:, None, :, None].astype(float))[..., 0]
 
 
 def _crossing(source: int) -> Callable[[View], Floats]:
     def mass(seen: View) -> Floats:
-        segment = np.array(seen.units.segment)
-        rows = (segment[seen.positions] == source) & ~seen.units.special[seen.positions]
-        targets = (segment == 1 - source) & ~seen.units.special
-        if not targets.any():
+        own, other = ((seen.kinds.segment == segment) & ~seen.kinds.special for segment in (source, 1 - source))
+        if not other.any():
             return np.full((*seen.whole.shape[:2], 0), np.nan)
-        return seen.whole[..., rows, :] @ targets.astype(float)
+        rows = own[:, seen.positions] & other.any(axis=-1, keepdims=True)
+        return np.where(rows[:, None], _weight_on(seen.whole, other), np.nan)
 
     return mass
 
@@ -95,7 +101,7 @@ def _keys(seen: View) -> Floats:
 METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
     "n": (_keys, "keys to a row (tokens, or words with --words)"),
     "entropy": (
-        lambda seen: entropy(seen.kept),
+        lambda seen: seen.entropy,
         "row entropy, nats, 0 to ln(keys); with drop, the kept keys' part of it",
     ),
     "entropy_share": (
@@ -111,10 +117,10 @@ METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
     "mass_self": (_offset(0), "weight on the query itself, 0 to 1"),
     "mass_previous": (_offset(-1), "weight on the position before, 0 to 1; the first row counts as 0"),
     "mass_next": (_offset(1), "weight on the position after, 0 to 1; the last row counts as 0"),
-    "mass_cls": (_mass(lambda units: units.cls), "weight on [CLS], 0 to 1; with the next three it sums to 1"),
-    "mass_sep": (_mass(lambda units: units.sep), "weight on all [SEP], 0 to 1"),
-    "mass_punctuation": (_mass(lambda units: units.punctuation), "weight on Unicode category P, 0 to 1"),
-    "mass_other": (_mass(_other), "weight on all other keys, 0 to 1"),
+    "mass_cls": (_mass(lambda kinds: kinds.cls), "weight on [CLS], 0 to 1; with the next three it sums to 1"),
+    "mass_sep": (_mass(lambda kinds: kinds.sep), "weight on all [SEP], 0 to 1"),
+    "mass_punctuation": (_mass(lambda kinds: kinds.punctuation), "weight on Unicode category P, 0 to 1"),
+    "mass_other": (_mass(lambda kinds: kinds.other), "weight on all other keys, 0 to 1"),
     "mass_a_to_b": (_crossing(0), "weight of the first text's rows on the second text, 0 to 1; empty without a pair"),
     "mass_b_to_a": (_crossing(1), "weight of the second text's rows on the first text, 0 to 1; empty without a pair"),
     "k90": (
@@ -122,12 +128,12 @@ METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {
         "least number of keys that hold 0.9, 1 to keys; rows that keep less are left out",
     ),
 }
-"""Every metric: a value for each query row (layer, head, query), whose mean is the head's, and what it is."""
+"""Every metric: a value for each query row (first, head, query), whose mean is the head's, and what it is."""
 
 
 def chosen_metrics(names: str) -> tuple[str, ...]:
     """The metrics in a comma-separated list. Raises SettingsError for an unknown one, with the reason for the mean."""
-    if names == "all":
+    if names.strip() == "all":
         return tuple(METRICS)
     chosen = tuple(dict.fromkeys(("n", *(name.strip().replace("-", "_") for name in names.split(",")))))
     for name in chosen:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+SMALLEST = float(np.finfo(np.float64).tiny)
 K90_SLACK = 1e-6
 """Nine times 0.1 in floating point is below 0.9."""
 
@@ -33,8 +35,9 @@ def entropy(weights: Floats) -> Floats:
     >>> entropy(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])).round(6).tolist()
     [0.0, 0.693147]
     """
-    logarithms = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
-    value: Floats = np.maximum(0.0, 0.0 - (weights * logarithms).sum(axis=-1))
+    logarithms = np.maximum(weights, SMALLEST)
+    np.log(logarithms, out=logarithms)
+    value: Floats = np.maximum(0.0, 0.0 - np.einsum("...k,...k->...", weights, logarithms))
     # Rounding may carry a uniform row above its bound.
     distribution = np.abs(weights.sum(axis=-1) - 1) < 1e-9
     return np.where(distribution, np.minimum(value, np.log(max(weights.shape[-1], 1))), value)
@@ -50,9 +53,12 @@ def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
     """
     if weights.shape[-1] == 0:
         return np.full(weights.shape[:-1], np.nan)
-    cumulated = np.cumsum(-np.sort(-weights, axis=-1), axis=-1)
-    reached = cumulated >= share - K90_SLACK
-    return np.where(reached.any(axis=-1), 1.0 + reached.argmax(axis=-1), np.nan)
+    # Negated, so that the largest come first; NumPy's temporaries would cost as much as the sorting.
+    cumulated = np.negative(weights)
+    cumulated.sort(axis=-1)
+    np.cumsum(cumulated, axis=-1, out=cumulated)
+    reached = cumulated <= K90_SLACK - share
+    return np.where(reached[..., -1], 1.0 + reached.argmax(axis=-1), np.nan)
 
 
 def mean_of_rows(values: Floats) -> Floats:
@@ -64,11 +70,14 @@ def mean_of_rows(values: Floats) -> Floats:
     [1.5, nan]
     """
     seen = ~np.isnan(values)
-    count = seen.sum(axis=-1)
-    mean = np.where(seen, values, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    low = np.where(seen, values, np.inf).min(axis=-1, initial=np.inf)
-    high = np.where(seen, values, -np.inf).max(axis=-1, initial=-np.inf)
-    return np.where(count > 0, np.minimum(np.maximum(mean, low), high), np.nan)
+    if seen.all():
+        count, known, low, high = np.asarray(values.shape[-1]), values, values, values
+    else:
+        count = seen.sum(axis=-1)
+        known, low, high = (np.where(seen, values, absent) for absent in (0.0, np.inf, -np.inf))
+    mean = known.sum(axis=-1) / np.maximum(count, 1)
+    least, most = low.min(axis=-1, initial=np.inf), high.max(axis=-1, initial=-np.inf)
+    return np.where(count > 0, np.minimum(np.maximum(mean, least), most), np.nan)
 
 
 def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
@@ -83,17 +92,31 @@ def mean_distance(weights: Floats, positions: Sequence[int]) -> Floats:
     return np.einsum("...qk,qk->...q", weights, np.abs(at[:, None] - at[None, :]).astype(float))
 
 
-def unit_vectors(vectors: Floats) -> Floats:
-    """Vectors divided by their length; a zero vector has no direction and stays zero. Shape (..., token, width).
+def direction_sums(vectors: Floats, lengths: Floats, chosen: Floats) -> tuple[Floats, Floats]:
+    """Sums of unit vectors over some choices of tokens, and how many vectors each adds: zero vectors have no direction.
 
-    >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
+    Shapes (..., token, width), (..., token) and (..., choice, token), which holds 0 and 1, to (..., choice, width) and
+    (..., choice). The unit vectors themselves are never formed: one product with 1 / length serves all choices.
+
+    >>> vectors = np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0]])
+    >>> sums, count = direction_sums(vectors, lengths(vectors), np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
+    >>> sums.round(6).tolist(), count.tolist()
+    ([[0.6, 1.8], [0.0, 1.0]], [2.0, 1.0])
     """
-    # The largest entry goes first, so that no square over- or underflows.
-    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    scaled = vectors / np.where(largest > 0, largest, 1.0)
-    length = np.linalg.norm(scaled, axis=-1, keepdims=True)
-    return scaled / np.where(length > 0, length, 1.0)
+    there = lengths > 0
+    scales = there / np.where(there, lengths, 1.0)
+    return (chosen * scales[..., None, :]) @ vectors, (chosen * there[..., None, :]).sum(axis=-1)
+
+
+def lengths(vectors: Floats) -> Floats:
+    """Euclidean lengths; the squares of what was recorded in float32 neither over- nor underflow in float64.
+
+    Shape (..., width) to (...).
+
+    >>> lengths(np.array([3.0, 4.0])).item()
+    5.0
+    """
+    return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
 
 
 def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
@@ -108,6 +131,7 @@ def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
     return np.where(pairs > 0, (cone_index**2 - count) / np.where(pairs > 0, pairs, 1.0), np.nan)
 
 
+@lru_cache(maxsize=2**15)
 def is_punctuation(text: str) -> bool:
     """Whether a token's original text consists of characters of Unicode category P.
 

@@ -16,11 +16,14 @@ what a text gets does not depend on those beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
+
+from .pieces import side_by_side
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -56,21 +59,29 @@ def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:
     """
     if layers.ndim == 3:
         return attention_flow(layers[:, None], sources)[:, 0]
-    runs = _runs(layers.shape[1], layers.shape[-1] ** 3)
-    return np.concatenate([_stacked_flow(layers[:, texts], sources) for texts in runs], axis=1)
+    runs = list(_runs(layers.shape[1], layers.shape[-1] ** 3))
+    found = side_by_side(lambda texts: _by_greed(layers[:, texts], sources), runs)
+    flows, left = (np.ascontiguousarray(np.concatenate(parts, axis=1)) for parts in zip(*found, strict=True))
+    # Whole numbers: however many texts go into one graph, each gets the same flow.
+    depths = np.flatnonzero(left.any(axis=(1, 2, 3))).tolist()
+    side_by_side(lambda depth: _settle(layers[: depth + 1], sources, flows[depth], left[depth]), depths)
+    return flows
 
 
-def _stacked_flow(layers: Floats, sources: Sequence[int]) -> Floats:
+def _by_greed(layers: Floats, sources: Sequence[int]) -> tuple[Floats, Flags]:
+    """The ceiling of every flow, and where greedy routing does not attain it: (layer, text, source, token) each."""
     flows = flow_ceiling(layers)[..., list(sources), :]
     left = np.zeros(flows.shape, dtype=bool)
     for at, source in enumerate(sources):
         left[..., at, :] = ~attained(layers, source, flows[..., at, :])
-    starts = np.asarray(sources, dtype=np.int64)
-    for depth, text in np.argwhere(left.any(axis=(-2, -1))):
-        where, sinks = np.nonzero(left[depth, text])
-        ceiling = flows[depth, text, where, sinks]
-        flows[depth, text, where, sinks] = _exact(layers[: depth + 1, text], starts[where], sinks, ceiling)
-    return flows
+    return flows, left
+
+
+def _settle(layers: Floats, sources: Sequence[int], flows: Floats, left: Flags) -> None:
+    """Write the maximum flow through all `layers` where it is `left`, in place of its ceiling: (text, source, sink)."""
+    texts, where, sinks = np.nonzero(left)
+    starts = np.asarray(sources, dtype=np.int64)[where]
+    flows[texts, where, sinks] = _exact(layers, Pairs(texts, starts, sinks), flows[texts, where, sinks])
 
 
 def flow_bound(layers: Floats) -> Floats:
@@ -90,7 +101,7 @@ def saturated(flows: Floats, layers: Floats) -> Flags:
     >>> saturated(np.array([[[0.9, 0.75]]]), np.array([[[0.75, 0.25], [0.5, 0.5]]])).tolist()
     [[[False, True]]]
     """
-    return flows >= flow_bound(layers) - SATURATED
+    return flows >= flow_bound(layers)[..., None, :] - SATURATED
 
 
 def flow_ceiling(layers: Floats) -> Floats:
@@ -214,53 +225,69 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
     return part / np.where(whole > 0, whole, 1.0)
 
 
-def _exact(layers: Floats, sources: Integers, sinks: Integers, ceiling: Floats) -> Floats:
-    """Maximum flow through all `layers` for pairs of source and sink that have this ceiling: (pair)."""
+@dataclass(frozen=True)
+class Pairs:
+    """Problems of one depth: from a source to a sink of a text."""
+
+    texts: Integers
+    sources: Integers
+    sinks: Integers
+
+    def __len__(self) -> int:
+        return len(self.sinks)
+
+    def __getitem__(self, chosen: slice | Flags) -> Pairs:
+        return Pairs(self.texts[chosen], self.sources[chosen], self.sinks[chosen])
+
+
+def _exact(layers: Floats, pairs: Pairs, ceiling: Floats) -> Floats:
+    """Maximum flow through all `layers` (layer, text, token, token) for pairs that have this ceiling: (pair)."""
     tokens = layers.shape[-1]
-    hard = np.ones(len(sinks), dtype=bool)
+    hard = np.ones(len(pairs), dtype=bool)
     if tokens > STRONGEST:
-        hard = _dinic(layers, sources, sinks, STRONGEST) < ceiling - ROUNDED
+        hard = _dinic(layers, pairs, STRONGEST) < ceiling - ROUNDED
     flows = ceiling.copy()
-    flows[hard] = np.minimum(ceiling[hard], _dinic(layers, sources[hard], sinks[hard], tokens))
+    flows[hard] = np.minimum(ceiling[hard], _dinic(layers, pairs[hard], tokens))
     return flows
 
 
-def _dinic(layers: Floats, sources: Integers, sinks: Integers, strongest: int) -> Floats:
+def _dinic(layers: Floats, pairs: Pairs, strongest: int) -> Floats:
     """Maximum flow along the strongest edges out of every node, by scipy, as many pairs to a graph as fit."""
-    depth, tokens = layers.shape[:2]
+    depth, tokens = len(layers), layers.shape[-1]
     size = max(BLOCK_ENTRIES // (depth * tokens * min(strongest, tokens)), 1)
-    capacities = np.rint(layers * UNIT).astype(np.int32)
     flows = [np.empty(0)]
-    for first in range(0, len(sinks), size):
-        pairs = sources[first : first + size], sinks[first : first + size]
-        graph = _joined_graph(capacities, _kept_edges(capacities[1:-1], *pairs, strongest), *pairs)
+    for first in range(0, len(pairs), size):
+        some = pairs[first : first + size]
+        capacities = np.rint(layers[:, some.texts].swapaxes(0, 1) * UNIT).astype(np.int32)
+        graph = _joined_graph(capacities, _kept_edges(capacities[:, 1:-1], some, strongest), some)
         flows.append(_joined_flows(graph, tokens))
     return np.concatenate(flows) / UNIT
 
 
-def _kept_edges(capacities: Whole, sources: Integers, sinks: Integers, strongest: int) -> Flags:
+def _kept_edges(capacities: Whole, pairs: Pairs, strongest: int) -> Flags:
     """A node's strongest edges, all out of the source's token and all into the sink's: (pair, layer, token, token)."""
     weak = max(capacities.shape[-1] - strongest, 0)
     kept = capacities >= np.partition(capacities, weak, axis=-1)[..., weak, None]
-    kept = np.repeat(kept[None], len(sinks), axis=0)
-    kept[np.arange(len(sinks)), :, sources] = True
-    kept[np.arange(len(sinks)), :, :, sinks] = True
+    every = np.arange(len(pairs))
+    kept[every, :, pairs.sources] = True
+    kept[every, :, :, pairs.sinks] = True
     return kept & (capacities > 0)
 
 
-def _joined_graph(capacities: Whole, kept: Flags, sources: Integers, sinks: Integers) -> csr_matrix:
+def _joined_graph(capacities: Whole, kept: Flags, pairs: Pairs) -> csr_matrix:
     """One graph of separate copies, a pair each, between a common source (first node) and a common sink (last).
 
-    Nodes in between: every copy's depth 1, then every copy's depths 2 to l - 1. Copies share no edge, so the largest
-    flow through all is the largest through each.
+    Capacities (pair, layer, token, token). Nodes in between: every copy's depth 1, then every copy's depths 2 to l - 1.
+    Copies share no edge, so the largest flow through all is the largest through each.
     """
-    pairs, between, tokens = kept.shape[:3]
-    lowest = np.arange(pairs * tokens).reshape(pairs, 1, tokens)
-    higher = lowest.size + np.arange(pairs * between * tokens).reshape(pairs, between, tokens)
+    count, between, tokens = kept.shape[:3]
+    every = np.arange(count)
+    lowest = np.arange(count * tokens).reshape(count, 1, tokens)
+    higher = lowest.size + np.arange(count * between * tokens).reshape(count, between, tokens)
     nodes = 1 + np.concatenate([lowest, higher], axis=1)
     last = 1 + nodes.size
-    weights = np.broadcast_to(capacities[1:-1], kept.shape)[kept]
-    weights = np.concatenate([capacities[-1, sources].ravel(), capacities[0].T[sinks].ravel(), weights])
+    outer = capacities[every, -1, pairs.sources].ravel(), capacities[every, 0, :, pairs.sinks].ravel()
+    weights = np.concatenate([*outer, capacities[:, 1:-1][kept]])
     heads = np.broadcast_to(nodes[:, :-1, None], kept.shape)[kept]
     heads = np.concatenate([nodes[:, -1].ravel(), np.full(lowest.size, last), heads])
     degrees = np.concatenate([[0, lowest.size], np.ones(lowest.size), kept.sum(axis=-1).ravel(), [0]])

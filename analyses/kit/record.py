@@ -164,10 +164,9 @@ class ForwardRecord:
         chosen = range(len(references)) if layers is None else layers
         return np.stack([_array(references[layer][index]) for layer in chosen], dtype=np.float64)
 
-    def of_texts(self, name: str, texts: slice, layers: Sequence[int]) -> NDArray[np.float64]:
-        """Some texts of the batch in float64, axes (text, layer, ...), for what is computed text by text anyway."""
-        references = self._references(name)
-        return np.stack([_array(references[layer][texts]) for layer in layers], axis=1, dtype=np.float64)
+    def of_layer(self, name: str, index: int) -> NDArray[Any]:
+        """One layer (or depth) of a tensor for NumPy, without its `layer` axis: a view where NumPy knows the type."""
+        return _array(self.layer(name, index))
 
     def select(self, texts: Sequence[int]) -> Self:
         """The record of some texts of the batch, by their indices."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +39,32 @@ class Units:
         return attention if len(self) == len(self.of_token) else pool_units(attention, self.of_token)
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Of which kind each unit is, for texts that have equally many: flags (text, unit)."""
+
+    cls: Flags
+    sep: Flags
+    punctuation: Flags
+    special: Flags
+    segment: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, units: Sequence[Units]) -> Self:
+        """Those of some texts."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.stack([np.asarray(getattr(one, name)) for one in units]) for name in names))
+
+    def __getitem__(self, texts: slice) -> Self:
+        return replace(self, **{field.name: getattr(self, field.name)[texts] for field in fields(self)})
+
+    @property
+    def other(self) -> Flags:
+        """Neither [CLS] nor [SEP] nor punctuation."""
+        return ~(self.cls | self.sep | self.punctuation)
+
+
+@lru_cache(maxsize=2048)  # of a batch: several analyses of one run ask for the same
 def units_of(text: TokenizedText, *, words: bool) -> Units:
     """The text's tokens, or its words (runs of tokens of one word; special tokens stand alone)."""
     of_token = _word_numbers(text) if words else tuple(range(len(text)))

@@ -1,0 +1,89 @@
+"""A batch cut into pieces that a core's cache holds, and worked on side by side.
+
+A whole batch at once would wait for memory, text by text most time would go to the number of calls. Texts never share
+a sum here: what a text gets does not depend on those beside it, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .record import ForwardRecord
+
+Floats = NDArray[np.float64]
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+CACHED = 2**17
+"""Numbers to a piece: two arrays of that size (a mebibyte each) fit into a core's second-level cache."""
+
+
+def runs(texts: slice, entries: int) -> Iterator[slice]:
+    """Neighbouring texts, as many as have at most CACHED numbers together at `entries` to each, and at least one.
+
+    >>> list(runs(slice(2, 7), CACHED // 2))
+    [slice(2, 4, None), slice(4, 6, None), slice(6, 7, None)]
+    """
+    size = max(CACHED // max(entries, 1), 1)
+    return (slice(first, min(first + size, texts.stop)) for first in range(texts.start, texts.stop, size))
+
+
+def side_by_side(work: Callable[[Given], Found], parts: Sequence[Given]) -> list[Found]:
+    """`work` done on every part, in their order, on as many threads as torch has.
+
+    For NumPy's loops over large arrays, which run outside the interpreter's lock. Each part must stand for itself.
+
+    >>> side_by_side(abs, [-2, 1])
+    [2, 1]
+    """
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads < 2:
+        return [work(part) for part in parts]
+    with ThreadPoolExecutor(threads) as pool:
+        # Each in a copy of this context: NumPy keeps there what it does at a division by zero.
+        waiting = [pool.submit(copy_context().run, work, part) for part in parts]
+        return [part.result() for part in waiting]
+
+
+def over_layers(
+    record: ForwardRecord,
+    name: str,
+    layers: Sequence[int],
+    measure: Callable[[Floats, slice], Floats],
+    texts: slice | None = None,
+) -> Floats:
+    """What `measure` makes of each layer (or depth) of a tensor, in float64, for all or some texts of the batch.
+
+    `measure` is given the values (text, ...) of a layer and which texts those are, and returns (text, ...). Stacked to
+    (text, layer, ...).
+    """
+    texts = slice(0, len(record.texts)) if texts is None else texts
+    arrays = [record.of_layer(name, layer) for layer in layers]
+    cuts = list(runs(texts, arrays[0][0].size)) if arrays else []
+    parts = [(array, cut) for array in arrays for cut in cuts]
+    found = side_by_side(partial(_measured, measure), parts)
+    by_layer = [found[first : first + len(cuts)] for first in range(0, len(found), len(cuts))]
+    # In one order in memory: otherwise later sums might be taken in an order that depends on the number of texts.
+    return np.ascontiguousarray(np.stack([np.concatenate(values) for values in by_layer], axis=1))
+
+
+def _measured(measure: Callable[[Floats, slice], Floats], part: tuple[NDArray[np.generic], slice]) -> Floats:
+    array, texts = part
+    return measure(array[texts].astype(np.float64, order="C"), texts)
+
+
+def of_heads(values: Floats, heads: Sequence[int]) -> Floats:
+    """Some heads, in rising order, of (text, head, ...); all of them without a copy.
+
+    >>> of_heads(np.arange(3.0)[None], [0, 2]).tolist()
+    [[0.0, 2.0]]
+    """
+    return values if len(heads) == values.shape[1] else values.take(heads, axis=1)

@@ -1,0 +1,239 @@
+"""A corpus measured by the script that people write, and by bertgeo: `python benchmarks/corpus.py CORPUS`.
+
+Both compute the row entropy of every head, the cone index and the relative residual (composite norm) of every hidden
+state, and rollout from [CLS] to itself after every layer; both tokenise, neither counts imports or loading the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from timing import pairs, report, seconds
+
+from analyses.attention import Attention
+from analyses.cone_index import ConeIndex
+from analyses.flow import Flow
+from analyses.heads import HeadsAgainstHeads
+from analyses.kit.analysis import Analysis, State
+from analyses.kit.record import TokenizedText
+from analyses.rank_collapse import RankCollapse
+from bertgeo_cli.corpus import Encoder, batches, shards
+from bertgeo_cli.models import LoadedModel, load_model
+from bertgeo_cli.recording import record
+from bertgeo_cli.run import Pass, merge_tree, observe
+
+Floats = NDArray[Any]
+FOUR: tuple[Analysis[Any], ...] = (
+    Attention(metrics="entropy"),
+    ConeIndex(points="hidden_state"),
+    RankCollapse(metrics="residual_composite,residual_frobenius"),
+    Flow(methods="rollout"),
+)
+PLACES = {
+    "entropy": (0, (..., 1)),  # metrics n, entropy
+    "cone index": (1, (..., 0, 1)),  # special tokens kept; values n, cone_index
+    "residual": (2, (..., 1)),  # metrics n, residual_composite
+    "rollout": (3, (..., 0, 2)),  # its only method; values n, entropy, mass_self
+}
+"""Which of FOUR holds each quantity, and where in its values."""
+EVERY: dict[str, Analysis[Any]] = {
+    "attention": Attention(),
+    "cone-index": ConeIndex(),
+    "rank-collapse": RankCollapse(),
+    "flow": Flow(),
+    "heads (correlation)": HeadsAgainstHeads(metric="correlation"),
+}
+
+
+# The script that people write
+
+
+def by_script(loaded: LoadedModel, lines: Sequence[str]) -> dict[str, Floats]:
+    """The mean over texts of each quantity: padded batches of 32 in the order of the file, then NumPy text by text."""
+    model: Any = loaded.model
+    sums: dict[str, Floats] = {}
+    for start in range(0, len(lines), 32):
+        inputs = loaded.tokenizer(
+            list(lines[start : start + 32]),
+            padding=True,
+            truncation=True,
+            max_length=loaded.max_tokens,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
+        for index, mask in enumerate(inputs["attention_mask"]):
+            n = int(mask.sum())
+            attention = torch.stack([layer[index, :, :n, :n] for layer in outputs.attentions]).float().numpy()
+            hidden = torch.stack([depth[index, :n] for depth in outputs.hidden_states]).float().numpy()
+            for name, value in of_text(attention, hidden).items():
+                sums[name] = sums.get(name, 0.0) + value
+    return {name: value / len(lines) for name, value in sums.items()}
+
+
+def of_text(attention: Floats, hidden: Floats) -> dict[str, Floats]:
+    """The four quantities of one text: attention (layer, head, query, key), hidden states (depth, token, width)."""
+    entropy = -(attention * np.log(attention + 1e-12)).sum(axis=-1).mean(axis=-1)
+    units = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
+    cone = np.linalg.norm(units.sum(axis=1), axis=-1)
+    residual = composite_norm(hidden - hidden.mean(axis=1, keepdims=True)) / composite_norm(hidden)
+    mixing = 0.5 * attention.mean(axis=1) + 0.5 * np.eye(attention.shape[-1])
+    product, rolled = np.eye(attention.shape[-1]), []
+    for layer in mixing:
+        product = layer @ product
+        rolled.append(product[0, 0])
+    return {"entropy": entropy, "cone index": cone, "residual": residual, "rollout": np.array(rolled)}
+
+
+def composite_norm(matrices: Floats) -> Floats:
+    absolute = np.abs(matrices)
+    return np.sqrt(absolute.sum(axis=1).max(axis=-1) * absolute.sum(axis=2).max(axis=-1))
+
+
+# Ours
+
+
+def encoded(loaded: LoadedModel, lines: Sequence[str]) -> list[TokenizedText]:
+    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
+    texts = (encoder.encode(line, line=number) for number, line in enumerate(lines, start=1))
+    return [text if len(text) <= encoder.max_tokens else encoder.truncate(text) for text in texts]
+
+
+def observed(analyses: Sequence[Analysis[Any]], loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass) -> Any:
+    """The merged states of a corpus, as a serial run makes them."""
+    return merge_tree(observe(analyses, loaded, shard, how) for shard in shards(texts))
+
+
+def bare(loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass) -> None:
+    """The forward passes of the same batches."""
+    for shard in shards(texts):
+        for batch in batches(shard, how.batch_tokens):
+            record(loaded, batch, needs=frozenset(), backend=how.backend)
+
+
+def means(states: Sequence[State]) -> dict[str, Floats]:
+    """The mean over texts of each quantity."""
+    return {name: getattr(states[at], "moments").mean[where] for name, (at, where) in PLACES.items()}  # noqa: B009
+
+
+def of_texts(loaded: LoadedModel, texts: Sequence[TokenizedText]) -> dict[str, Floats]:
+    """Each quantity of every text (text, ...)."""
+    analyses = [replace(analysis, sample=len(texts)) for analysis in FOUR]  # type: ignore[call-arg]
+    states = observed(analyses, loaded, texts, Pass())
+    values = [np.stack([item.values for item in state.sample.rows()]) for state in states]
+    return {name: values[at][where] for name, (at, where) in PLACES.items()}
+
+
+# What is printed
+
+
+def against_the_script(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    found: dict[str, dict[str, Floats]] = {}
+
+    def script() -> None:
+        found["script"] = by_script(loaded, lines)
+
+    def ours() -> None:
+        found["ours"] = means(observed(FOUR, loaded, encoded(loaded, lines), Pass()))
+
+    timed = pairs(script, ours, rounds)
+    report("four quantities, at least 3 times as fast", timed, "script", "ours")
+    for name in PLACES:
+        apart = float(np.abs(found["script"][name] - found["ours"][name]).max())
+        print(f"  {name}: corpus means differ by at most {apart:.1e} (at most 1e-5)")
+
+
+def against_bare_passes(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    texts, how = encoded(loaded, lines), Pass()
+    tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
+    timed = pairs(lambda: observed(FOUR, loaded, texts, how), lambda: bare(loaded, texts, how), rounds)
+    report("four quantities, one shared pass", timed, "ours", "bare passes", 1.25)
+    print(f"  tokenising beside it: {tokenising:.2f} s")
+
+
+def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    texts, how = encoded(loaded, lines), Pass()
+    together = [
+        (seconds(lambda: observed(list(EVERY.values()), loaded, texts, how)), seconds(lambda: bare(loaded, texts, how)))
+        for _ in range(rounds)
+    ]
+    ratio = statistics.median(one / other for one, other in together)
+    print(f"all columns of five analyses: {ratio:.3f} of the bare passes; alone, each adds:")
+    for name, analysis in EVERY.items():
+        timed = [
+            (
+                seconds(lambda one=analysis: observed([one], loaded, texts, how)),
+                seconds(lambda: bare(loaded, texts, how)),
+            )  # type: ignore[misc]
+            for _ in range(rounds)
+        ]
+        print(f"  {name}: {statistics.median(one / other - 1 for one, other in timed):.3f}")
+
+
+def in_dtype(dtype: str, plain: LoadedModel, other: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    """Time against float32, and how far each quantity of each text moves."""
+    texts = encoded(plain, lines)
+    timed = pairs(lambda: observed(FOUR, other, texts, Pass()), lambda: observed(FOUR, plain, texts, Pass()), rounds)
+    report(f"four quantities in {dtype}", timed, dtype, "float32")
+    exact, rounded = of_texts(plain, texts), of_texts(other, texts)
+    for name in PLACES:
+        error = np.abs(exact[name] - rounded[name])
+        print(f"  {name}: error mean {error.mean():.1e}, max {error.max():.1e} (mean value {exact[name].mean():.3f})")
+
+
+def choices() -> Iterator[tuple[str, int, Pass]]:
+    """What could be chosen, one thing changed at a time: a name, threads, and how texts go through the model."""
+    threads = torch.get_num_threads()
+    yield "default", threads, Pass()
+    yield "sdpa, weights computed again", threads, Pass(backend="sdpa")
+    for count in (1, 2):
+        yield f"threads {count}", count, Pass()
+    for tokens in (512, 2048, 4096):
+        yield f"batch tokens {tokens}", threads, Pass(batch_tokens=tokens)
+
+
+def compare_choices(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    texts, threads = encoded(loaded, lines), torch.get_num_threads()
+    print(f"choices, four quantities (default: eager, threads {threads}, batch tokens {Pass().batch_tokens}):")
+    taken: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, count, how in choices():
+            torch.set_num_threads(count)
+            taken.setdefault(name, []).append(seconds(lambda how=how: observed(FOUR, loaded, texts, how)))  # type: ignore[misc]
+            torch.set_num_threads(threads)
+    for name, times in taken.items():
+        print(f"  {name}: {statistics.median(times):.2f} s")
+
+
+def main() -> None:
+    """Print all comparisons, or with --dtype what that type changes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 or float16: time and error against float32")
+    options = parser.parse_args()
+    lines = options.corpus.read_text(encoding="utf-8").splitlines()[: options.limit]
+    loaded = load_model(options.model, device="cpu")
+    loaded.model.set_attn_implementation("eager")
+    print(f"{len(lines)} texts, {torch.get_num_threads()} threads")
+    if options.dtype != "float32":
+        in_dtype(
+            options.dtype, loaded, load_model(options.model, device="cpu", dtype=options.dtype), lines, options.rounds
+        )
+        return
+    for part in (against_the_script, against_bare_passes, every_column, compare_choices):
+        part(loaded, lines, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
