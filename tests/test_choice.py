@@ -51,7 +51,7 @@ def test_a_plan_names_analyses_and_set_goes_over_it(tmp_path: Path) -> None:
     [
         (("--analyses", "atention"), ("'atention'", "attention, cone-index")),
         (("--analyses", ","), ("names none",)),
-        (("--set", "flow.special=keep"), ("flow has no setting 'special'", "layers, from")),
+        (("--set", "flow.special=keep"), ("flow has no setting 'special'", "layers, methods, from")),
         (("--set", "attention.sample=many"), ("attention.sample cannot be 'many'", "whole number")),
         (("--set", "attention.sample=-1"), ("attention.sample cannot be -1", "0 or more")),
         (("--set", "attention.special=no"), ("attention.special cannot be 'no'", "keep, drop, renormalise")),
