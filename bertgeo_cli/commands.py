@@ -29,6 +29,7 @@ from .options import (
     RunOptions,
 )
 from .run import use_threads
+from .source import Source
 
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
@@ -94,7 +95,8 @@ def _report(
     if runs.per_text:
         report.require_pyarrow("--per-text")
     loaded = open_model(model)
-    job = Job(command, analyses, loaded, texts, model, Pass(run.batch_tokens, model.attention_backend), runs)
+    how = Pass(run.batch_tokens, model.attention_backend)
+    job = Job(command, analyses, Source(texts, loaded), model, how, runs)
     job.check()  # refuses settings that this model cannot satisfy, before any work
     if run.dry_run:
         screen.show_plan(job.plan(figures=output.figures != "none"), as_json=output.json)

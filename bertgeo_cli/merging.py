@@ -91,7 +91,7 @@ class Merge:
         described = provenance.describe_analyses(self.analyses, results, written.notes)
         described |= {name: first["analyses"][name] for name in self.analyses if name not in results}
         origin = {name: first[name] for name in ("model", "arithmetic", "versions")}
-        options = self.manifest["reading"]
+        options = first["input_options"]
         return provenance.run_content(
             self.command, described, self.source, options, origin, formats, self.remarks, written.files
         )

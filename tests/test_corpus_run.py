@@ -488,3 +488,17 @@ def test_any_cut_and_any_order_give_the_same_values(numbers: Numbers, lengths: l
     analysis = Attention()
     first, second = (analysis.finalize(each.whole[0], None).tables[0].frame for each in (other, repeated))
     pd.testing.assert_frame_equal(first, second, rtol=0, atol=0)
+
+
+# One bad line
+
+
+def test_a_night_of_work_survives_one_bad_line(fast: Run, tmp_path: Path) -> None:
+    lines = [line.encode() for line in corpus_lines() if line]
+    lines[70] = b"caf\xe9"
+    (tmp_path / "c.txt").write_bytes(b"\n".join(lines) + b"\n")
+    arguments = ("attention", "--corpus", "c.txt", "--shard-texts", "16", "-o", "out")
+    assert_error(fast(*arguments), 1, "line 71", "--on-error skip", "4 shards of 16 texts) is kept: add --resume")
+    assert count_observed(fast, [*arguments, "--on-error", "skip", "--resume"]) == 2
+    assert fast(*arguments[:-1], "whole", "--on-error", "skip").exit_code == 0
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
