@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -68,11 +68,13 @@ class TokenMatrices:
 
     @cached_property
     def residual_composite(self) -> Floats:
-        return self._residual(composite_norm)
+        return _ratio(composite_norm(self._rest), composite_norm(self.states))
 
     @cached_property
     def residual_frobenius(self) -> Floats:
-        return self._residual(frobenius_norm)
+        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
+        rest, mean = frobenius_norm(self._rest), frobenius_norm(self._mean)
+        return _ratio(rest, np.sqrt(rest**2 + self.n * mean**2))
 
     @cached_property
     def effective_rank(self) -> Floats:
@@ -91,12 +93,16 @@ class TokenMatrices:
         return singular_values_by_gram(self.states)
 
     @cached_property
-    def _rest(self) -> Floats:
-        return self.states - self.states.mean(axis=-2, keepdims=True)
+    def _mean(self) -> Floats:
+        return self.states.mean(axis=-2, keepdims=True)
 
-    def _residual(self, norm: Callable[[Floats], Floats]) -> Floats:
-        whole = norm(self.states)
-        return np.where(whole > 0, norm(self._rest) / np.where(whole > 0, whole, 1.0), np.nan)
+    @cached_property
+    def _rest(self) -> Floats:
+        return self.states - self._mean
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
 
 
 def residuals(states: Floats) -> Floats:
