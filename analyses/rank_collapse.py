@@ -64,28 +64,34 @@ class TokenMatrices:
 
     @cached_property
     def n(self) -> Floats:
+        """Number of tokens."""
         return np.full(self.states.shape[:-2], float(self.states.shape[-2]))
 
     @cached_property
     def residual_composite(self) -> Floats:
+        """|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf)."""
         return _ratio(composite_norm(self._rest), composite_norm(self.states))
 
     @cached_property
     def residual_frobenius(self) -> Floats:
+        """|X - 1 mean|_F / |X|_F."""
         # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
         rest, mean = frobenius_norm(self._rest), frobenius_norm(self._mean)
         return _ratio(rest, np.sqrt(rest**2 + self.n * mean**2))
 
     @cached_property
     def effective_rank(self) -> Floats:
+        """exp of the entropy of sigma / sum sigma."""
         return effective_rank(self._singular)
 
     @cached_property
     def stable_rank(self) -> Floats:
+        """|X|_F^2 / |X|_2^2."""
         return stable_rank(self._singular)
 
     @cached_property
     def numerical_rank(self) -> Floats:
+        """Singular values above n 2^-23 sigma_1."""
         return numerical_rank(self._singular, self.states.shape[-2])
 
     @cached_property
