@@ -177,22 +177,17 @@ class ConeIndex(Analysis[ConeIndexState]):
 
 def _direction_sums(state: ConeIndexState, record: ForwardRecord, point: str, chosen: Floats) -> tuple[Floats, Floats]:
     """Sums of unit vectors (text, place, special, width) at the places of a point, and how many each adds."""
-    at = partial(SUMS.get(point, _token_sums), chosen, state.heads)
+    at = partial(_concatenated_sums if point == "concatenated_heads" else _unit_sums, chosen, state.heads)
     found = over_layers(record, POINTS[point], indices_of(point, state.layers), at)
     found = found.reshape(len(found), -1, *found.shape[-2:])
     return found[..., :-1], found[..., -1]
 
 
-def _token_sums(chosen: Floats, heads: tuple[int, ...], vectors: Floats, texts: slice) -> Floats:
-    """Of vectors (text, token, width): (text, special, width), with the number of vectors behind the last channel."""
-    sums, n = direction_sums(vectors, lengths(vectors), chosen[texts])
-    return np.concatenate([sums, n[..., None]], axis=-1)
-
-
-def _head_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, texts: slice) -> Floats:
-    """The same of head outputs (text, head, token, channel), for each of the chosen heads."""
-    own = of_heads(outputs, heads)
-    sums, n = direction_sums(own, lengths(own), chosen[texts, None])
+def _unit_sums(chosen: Floats, heads: tuple[int, ...], vectors: Floats, texts: slice) -> Floats:
+    """Of vectors (text, [head,] token, width): (text, [head,] special, width), with their number as a last channel."""
+    of_head = vectors.ndim == 4
+    own = of_heads(vectors, heads) if of_head else vectors
+    sums, n = direction_sums(own, lengths(own), chosen[texts, None] if of_head else chosen[texts])
     return np.concatenate([sums, n[..., None]], axis=-1)
 
 
@@ -202,9 +197,6 @@ def _concatenated_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, 
     sums, n = direction_sums(outputs, whole[:, None], chosen[texts, None])
     joined = np.moveaxis(sums, 1, 2).reshape(len(sums), 2, -1)
     return np.concatenate([joined, n[:, 0, :, None]], axis=-1)
-
-
-SUMS = {"head_output": _head_sums, "concatenated_heads": _concatenated_sums}
 
 
 def between_texts(state: ConeIndexState) -> tuple[Floats, Floats]:

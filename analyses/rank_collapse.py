@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -64,26 +64,34 @@ class TokenMatrices:
 
     @cached_property
     def n(self) -> Floats:
+        """Number of tokens."""
         return np.full(self.states.shape[:-2], float(self.states.shape[-2]))
 
     @cached_property
     def residual_composite(self) -> Floats:
-        return self._residual(composite_norm)
+        """|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf)."""
+        return _ratio(composite_norm(self._rest), composite_norm(self.states))
 
     @cached_property
     def residual_frobenius(self) -> Floats:
-        return self._residual(frobenius_norm)
+        """|X - 1 mean|_F / |X|_F."""
+        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
+        rest, mean = frobenius_norm(self._rest), frobenius_norm(self._mean)
+        return _ratio(rest, np.sqrt(rest**2 + self.n * mean**2))
 
     @cached_property
     def effective_rank(self) -> Floats:
+        """exp of the entropy of sigma / sum sigma."""
         return effective_rank(self._singular)
 
     @cached_property
     def stable_rank(self) -> Floats:
+        """|X|_F^2 / |X|_2^2."""
         return stable_rank(self._singular)
 
     @cached_property
     def numerical_rank(self) -> Floats:
+        """Singular values above n 2^-23 sigma_1."""
         return numerical_rank(self._singular, self.states.shape[-2])
 
     @cached_property
@@ -91,12 +99,16 @@ class TokenMatrices:
         return singular_values_by_gram(self.states)
 
     @cached_property
-    def _rest(self) -> Floats:
-        return self.states - self.states.mean(axis=-2, keepdims=True)
+    def _mean(self) -> Floats:
+        return self.states.mean(axis=-2, keepdims=True)
 
-    def _residual(self, norm: Callable[[Floats], Floats]) -> Floats:
-        whole = norm(self.states)
-        return np.where(whole > 0, norm(self._rest) / np.where(whole > 0, whole, 1.0), np.nan)
+    @cached_property
+    def _rest(self) -> Floats:
+        return self.states - self._mean
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
 
 
 def residuals(states: Floats) -> Floats:

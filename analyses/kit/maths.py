@@ -38,9 +38,13 @@ def entropy(weights: Floats) -> Floats:
     logarithms = np.maximum(weights, SMALLEST)
     np.log(logarithms, out=logarithms)
     value: Floats = np.maximum(0.0, 0.0 - np.einsum("...k,...k->...", weights, logarithms))
-    # Rounding may carry a uniform row above its bound.
-    distribution = np.abs(weights.sum(axis=-1) - 1) < 1e-9
-    return np.where(distribution, np.minimum(value, np.log(max(weights.shape[-1], 1))), value)
+    bound = np.log(max(weights.shape[-1], 1))
+    over = value > bound
+    if over.any():
+        # Rounding may carry a uniform row above its bound; a row that is no distribution may truly lie there.
+        rounded = np.abs(weights[over].sum(axis=-1) - 1) < 1e-9
+        value[over] = np.where(rounded, bound, value[over])
+    return value
 
 
 def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:

@@ -67,7 +67,21 @@ class Kinds:
 @lru_cache(maxsize=2048)  # of a batch: several analyses of one run ask for the same
 def units_of(text: TokenizedText, *, words: bool) -> Units:
     """The text's tokens, or its words (runs of tokens of one word; special tokens stand alone)."""
-    of_token = _word_numbers(text) if words else tuple(range(len(text)))
+    return _words(text) if words else _tokens(text)
+
+
+def _tokens(text: TokenizedText) -> Units:
+    every, special = range(len(text)), np.array(text.special, dtype=bool)
+    marks = np.fromiter(map(is_punctuation, text.labels), bool, len(text))
+    cls, sep = np.zeros_like(special), np.zeros_like(special)
+    cls[[] if text.cls is None else text.cls], sep[list(text.sep)] = True, True
+    return Units(
+        tuple(every), text.labels, text.start, text.end, text.segment, special, cls, sep, punctuation=~special & marks
+    )
+
+
+def _words(text: TokenizedText) -> Units:
+    of_token = _word_numbers(text)
     members: list[list[int]] = [[] for _ in range(max(of_token, default=-1) + 1)]
     for token, unit in enumerate(of_token):
         members[unit].append(token)
