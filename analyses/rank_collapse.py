@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -10,11 +10,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
-from .kit.pieces import over_layers, side_by_side
+from .kit.pieces import runs, side_by_side
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Lines, Result, Series, Table
 from .kit.spectra import (
@@ -43,6 +44,8 @@ VALUES = {
 }
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
+TOGETHER = 2**20
+"""Numbers measured at once: in smaller stacks calls cost most, larger ones wait for memory."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,11 @@ class TokenMatrices:
 
     @cached_property
     def _mean(self) -> Floats:
-        return self.states.mean(axis=-2, keepdims=True)
+        return torch.from_numpy(self.states).mean(dim=-2, keepdim=True).numpy()
 
     @cached_property
     def _rest(self) -> Floats:
-        return self.states - self._mean
+        return torch.from_numpy(self.states).sub(torch.from_numpy(self._mean)).numpy()
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
@@ -179,14 +182,22 @@ class RankCollapse(Analysis[RankCollapseState]):
 
     def update(self, state: RankCollapseState, record: ForwardRecord) -> None:
         for texts, kept in self._alike(record):
-            measure = partial(_measured, self._names(), kept)
-            values = over_layers(record, "hidden_states", state.depths, measure, texts)
+            entries = len(record.texts[texts]) * len(record.texts[0]) * record.shape.width
+            cuts = runs(slice(0, len(state.depths)), entries, TOGETHER)
+            parts = [self._measured(record, state.depths[cut], texts, kept) for cut in cuts]
+            values = np.concatenate(parts, axis=1)
             state.moments.add(values)
             state.sample.add(record.texts[texts], values)
             if self.spectra:
                 spectra = partial(_spectra, state, record, kept)
                 state.spectra.add(side_by_side(spectra, range(texts.start, texts.stop)))
         state.counts.add([len(text) for text in record.texts])
+
+    def _measured(self, record: ForwardRecord, depths: Sequence[int], texts: slice, kept: NDArray[np.intp]) -> Floats:
+        """The metrics (text, depth, metric) of some depths."""
+        states = torch.stack([record.layer("hidden_states", depth)[texts] for depth in depths], dim=1).double().cpu()
+        tokens = TokenMatrices((states if len(kept) == states.shape[2] else states[:, :, kept]).numpy())
+        return np.stack([tokens.value(name) for name in self._names()], axis=-1)
 
     def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, NDArray[np.intp]]]:
         """Neighbours that keep the same tokens (but for `special` drop, all do), and which those are."""
@@ -222,12 +233,6 @@ class RankCollapse(Analysis[RankCollapseState]):
 
 
 DEPTH = "0 is the first layer's input, l + 1 the output of layer l"
-
-
-def _measured(names: tuple[str, ...], kept: NDArray[np.intp], states: Floats, texts: slice) -> Floats:
-    """The metrics (text, metric) of hidden states (text, token, width)."""
-    tokens = TokenMatrices(states if len(kept) == states.shape[1] else states.take(kept, axis=1))
-    return np.stack([tokens.value(name) for name in names], axis=-1)
 
 
 def _spectra(state: RankCollapseState, record: ForwardRecord, kept: NDArray[np.intp], index: int) -> Floats:

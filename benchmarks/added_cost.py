@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from timing import seconds
+from timing import least_by_part
 
+from analyses.kit.analysis import Analysis
+from analyses.kit.record import TokenizedText
 from bertgeo_cli import registry
 from bertgeo_cli.corpus import Encoder, batches, shards
-from bertgeo_cli.models import load_model
+from bertgeo_cli.models import LoadedModel, load_model
+from bertgeo_cli.observation import Pass, Updates, needs_of, start
 from bertgeo_cli.recording import record
-from bertgeo_cli.run import Pass, observe
 
 BOUNDS = {"rank-collapse": 0.25, "flow": 1.0}
+
+
+def added(
+    analyses: Sequence[Analysis[Any]], loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass, rounds: int
+) -> tuple[float, float]:
+    """Seconds of the bare passes, and what the analyses add as a share of them.
+
+    Both sides in turn, batch by batch, the least of `rounds` each: so neither other work on the machine nor its
+    drift falls on one side.
+    """
+    states, needs, updates = start(analyses, loaded), needs_of(analyses), Updates(analyses)
+
+    def bare(batch: Sequence[TokenizedText]) -> None:
+        record(loaded, batch, needs=frozenset(), backend=how.backend)
+
+    def whole(batch: Sequence[TokenizedText]) -> None:
+        updates(states, record(loaded, batch, needs=needs, backend=how.backend))
+
+    parts = [batch for shard in shards(texts) for batch in batches(shard, how.batch_tokens)]
+    plain, observed = least_by_part(bare, whole, parts, rounds)
+    return plain, observed / plain - 1
+
+
+def encoded(loaded: LoadedModel, lines: Sequence[str]) -> list[TokenizedText]:
+    """The lines as texts, cut to what fits."""
+    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
+    texts = (encoder.encode(line, line=number) for number, line in enumerate(lines, start=1))
+    return [text if len(text) <= encoder.max_tokens else encoder.truncate(text) for text in texts]
 
 
 def main() -> None:
@@ -26,31 +57,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="analyses, separated by commas")
     options = parser.parse_args()
-    loaded, how = load_model(options.model, device="cpu"), Pass()
-    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
-    lines = options.corpus.read_text(encoding="utf-8").splitlines()[: options.limit]
-    texts = [encoder.truncate(encoder.encode(line, line=number)) for number, line in enumerate(lines, start=1)]
-
-    def bare() -> None:
-        for shard in shards(texts):
-            for batch in batches(shard, how.batch_tokens):
-                record(loaded, batch, needs=frozenset(), backend=how.backend)
-
-    chosen = options.only.split(",") if options.only else list(registry.entries())
-    for name in chosen:
+    loaded = load_model(options.model, device="cpu")
+    texts = encoded(loaded, options.corpus.read_text(encoding="utf-8").splitlines()[: options.limit])
+    for name in options.only.split(",") if options.only else registry.entries():
         analysis = registry.entries()[name].load()()
         if not analysis.needs:
             continue
-
-        def whole(analysis: object = analysis) -> None:
-            for shard in shards(texts):
-                observe([analysis], loaded, shard, how)
-
-        timed = [(seconds(whole), seconds(bare)) for _ in range(options.rounds)]
-        added = statistics.median(one / other - 1 for one, other in timed)
-        plain = statistics.median(other for _, other in timed)
+        plain, share = added([analysis], loaded, texts, Pass(), options.rounds)
         bound = f" (at most {BOUNDS[name]})" if name in BOUNDS else ""
-        print(f"{name}: {len(texts)} texts, bare passes {plain:.2f} s, the analysis adds {added:.3f} of that{bound}")
+        print(f"{name}: {len(texts)} texts, bare passes {plain:.2f} s, the analysis adds {share:.3f} of that{bound}")
 
 
 if __name__ == "__main__":

@@ -134,17 +134,27 @@ def observe_groups(
 ) -> dict[str, States]:
     """The states of one shard by group of texts; all groups share the forward passes."""
     groups: dict[str, States] = {}
-    needs, blas = needs_of(analyses), ThreadpoolController()
+    needs, updates = needs_of(analyses), Updates(analyses)
     for batch in batches(texts, how.batch_tokens):
         recorded = record(loaded, batch, needs=needs, backend=how.backend)
-        # BLAS and LAPACK split their sums by thread count, which would show in the last bits.
-        with blas.limit(limits=1, user_api="blas"):
-            for group, own in _by_group(recorded, group_of):
-                states = groups.get(group) or groups.setdefault(group, start(analyses, loaded))
-                for analysis, state in zip(analyses, states, strict=True):
-                    analysis.update(state, own)
+        for group, own in _by_group(recorded, group_of):
+            updates(groups.get(group) or groups.setdefault(group, start(analyses, loaded)), own)
         progress(len(batch))
     return groups
+
+
+class Updates:
+    """Adds records to the states of all analyses."""
+
+    def __init__(self, analyses: Sequence[Analysis[Any]]):
+        self.analyses = analyses
+        self._blas = ThreadpoolController()
+
+    def __call__(self, states: States, recorded: ForwardRecord) -> None:
+        # BLAS and LAPACK split their sums by thread count, which would show in the last bits.
+        with self._blas.limit(limits=1, user_api="blas"):
+            for analysis, state in zip(self.analyses, states, strict=True):
+                analysis.update(state, recorded)
 
 
 def _by_group(recorded: ForwardRecord, group_of: Callable[[TokenizedText], str]) -> Iterator[tuple[str, ForwardRecord]]:

@@ -26,13 +26,13 @@ CACHED = 2**17
 """Numbers to a piece: two arrays of that size (a mebibyte each) fit into a core's second-level cache."""
 
 
-def runs(texts: slice, entries: int) -> Iterator[slice]:
-    """Neighbouring texts, as many as have at most CACHED numbers together at `entries` to each, and at least one.
+def runs(texts: slice, entries: int, most: int = CACHED) -> Iterator[slice]:
+    """Neighbouring texts, as many as have at most `most` numbers together at `entries` to each, and at least one.
 
     >>> list(runs(slice(2, 7), CACHED // 2))
     [slice(2, 4, None), slice(4, 6, None), slice(6, 7, None)]
     """
-    size = max(CACHED // max(entries, 1), 1)
+    size = max(most // max(entries, 1), 1)
     return (slice(first, min(first + size, texts.stop)) for first in range(texts.start, texts.stop, size))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -20,9 +21,9 @@ def singular_values_by_gram(matrices: Floats) -> Floats:
     >>> singular_values_by_gram(np.array([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])).tolist()
     [3.0, 4.0]
     """
-    turned = matrices.swapaxes(-1, -2)
-    gram = matrices @ turned if matrices.shape[-1] >= matrices.shape[-2] else turned @ matrices
-    return np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))
+    rows = torch.from_numpy(matrices)
+    gram = rows @ rows.mT if rows.shape[-1] >= rows.shape[-2] else rows.mT @ rows
+    return torch.linalg.eigvalsh(gram).clamp_(min=0.0).sqrt_().numpy()
 
 
 def effective_rank(singular: Floats) -> Floats:
@@ -68,8 +69,8 @@ def composite_norm(matrices: Floats) -> Floats:
     >>> composite_norm(np.array([[1.0, -2.0], [3.0, 0.0]])).round(6).item()
     3.464102
     """
-    absolute = np.abs(matrices)
-    columns, rows = (absolute.sum(axis=axis).max(axis=-1, initial=0.0) for axis in (-2, -1))
+    absolute = torch.from_numpy(matrices).abs()
+    columns, rows = (absolute.sum(dim=axis).numpy().max(axis=-1, initial=0.0) for axis in (-2, -1))
     return np.sqrt(columns * rows)
 
 
