@@ -44,7 +44,7 @@ VALUES = {
 }
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
-TOGETHER = 2**20
+TOGETHER = 2**16
 """Numbers measured at once: in smaller stacks calls cost most, larger ones wait for memory."""
 
 

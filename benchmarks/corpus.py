@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from added_cost import added, encoded
 from numpy.typing import NDArray
 from timing import pairs, report, seconds
 
@@ -25,16 +26,16 @@ from analyses.heads import HeadsAgainstHeads
 from analyses.kit.analysis import Analysis, State
 from analyses.kit.record import TokenizedText
 from analyses.rank_collapse import RankCollapse
-from bertgeo_cli.corpus import Encoder, batches, shards
+from bertgeo_cli.corpus import shards
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.recording import record
-from bertgeo_cli.run import Pass, merge_tree, observe
+from bertgeo_cli.observation import Pass, observe
+from bertgeo_cli.run import merge_tree
 
 Floats = NDArray[Any]
 FOUR: tuple[Analysis[Any], ...] = (
     Attention(metrics="entropy"),
     ConeIndex(points="hidden_state"),
-    RankCollapse(metrics="residual_composite,residual_frobenius"),
+    RankCollapse(metrics="residual_composite"),
     Flow(methods="rollout"),
 )
 PLACES = {
@@ -101,22 +102,9 @@ def composite_norm(matrices: Floats) -> Floats:
 # Ours
 
 
-def encoded(loaded: LoadedModel, lines: Sequence[str]) -> list[TokenizedText]:
-    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
-    texts = (encoder.encode(line, line=number) for number, line in enumerate(lines, start=1))
-    return [text if len(text) <= encoder.max_tokens else encoder.truncate(text) for text in texts]
-
-
 def observed(analyses: Sequence[Analysis[Any]], loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass) -> Any:
     """The merged states of a corpus, as a serial run makes them."""
     return merge_tree(observe(analyses, loaded, shard, how) for shard in shards(texts))
-
-
-def bare(loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass) -> None:
-    """The forward passes of the same batches."""
-    for shard in shards(texts):
-        for batch in batches(shard, how.batch_tokens):
-            record(loaded, batch, needs=frozenset(), backend=how.backend)
 
 
 def means(states: Sequence[State]) -> dict[str, Floats]:
@@ -152,30 +140,19 @@ def against_the_script(loaded: LoadedModel, lines: Sequence[str], rounds: int) -
 
 
 def against_bare_passes(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
-    texts, how = encoded(loaded, lines), Pass()
+    texts = encoded(loaded, lines)
     tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
-    timed = pairs(lambda: observed(FOUR, loaded, texts, how), lambda: bare(loaded, texts, how), rounds)
-    report("four quantities, one shared pass", timed, "ours", "bare passes", 1.25)
+    plain, share = added(FOUR, loaded, texts, Pass(), rounds)
+    print(f"four quantities, one shared pass: {1 + share:.3f} of the bare passes ({plain:.2f} s; at most 1.25)")
     print(f"  tokenising beside it: {tokenising:.2f} s")
 
 
 def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
-    texts, how = encoded(loaded, lines), Pass()
-    together = [
-        (seconds(lambda: observed(list(EVERY.values()), loaded, texts, how)), seconds(lambda: bare(loaded, texts, how)))
-        for _ in range(rounds)
-    ]
-    ratio = statistics.median(one / other for one, other in together)
-    print(f"all columns of five analyses: {ratio:.3f} of the bare passes; alone, each adds:")
+    texts = encoded(loaded, lines)
+    plain, share = added(list(EVERY.values()), loaded, texts, Pass(), rounds)
+    print(f"all columns of five analyses: {1 + share:.3f} of the bare passes ({plain:.2f} s); alone, each adds:")
     for name, analysis in EVERY.items():
-        timed = [
-            (
-                seconds(lambda one=analysis: observed([one], loaded, texts, how)),
-                seconds(lambda: bare(loaded, texts, how)),
-            )  # type: ignore[misc]
-            for _ in range(rounds)
-        ]
-        print(f"  {name}: {statistics.median(one / other - 1 for one, other in timed):.3f}")
+        print(f"  {name}: {added([analysis], loaded, texts, Pass(), rounds)[1]:.3f}")
 
 
 def in_dtype(dtype: str, plain: LoadedModel, other: LoadedModel, lines: Sequence[str], rounds: int) -> None:
@@ -213,6 +190,9 @@ def compare_choices(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> N
         print(f"  {name}: {statistics.median(times):.2f} s")
 
 
+PARTS = {"script": against_the_script, "bare": against_bare_passes, "columns": every_column, "choices": compare_choices}
+
+
 def main() -> None:
     """Print all comparisons, or with --dtype what that type changes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,6 +201,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="bfloat16 or float16: time and error against float32")
+    parser.add_argument("--only", choices=PARTS, help="one comparison")
     options = parser.parse_args()
     lines = options.corpus.read_text(encoding="utf-8").splitlines()[: options.limit]
     loaded = load_model(options.model, device="cpu")
@@ -231,8 +212,8 @@ def main() -> None:
             options.dtype, loaded, load_model(options.model, device="cpu", dtype=options.dtype), lines, options.rounds
         )
         return
-    for part in (against_the_script, against_bare_passes, every_column, compare_choices):
-        part(loaded, lines, options.rounds)
+    for name in [options.only] if options.only else PARTS:
+        PARTS[name](loaded, lines, options.rounds)
 
 
 if __name__ == "__main__":

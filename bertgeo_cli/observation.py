@@ -18,7 +18,7 @@ from analyses.kit.record import ForwardRecord, TokenizedText
 from .corpus import batches
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
-from .recording import record
+from .recording import records
 
 BATCH_TOKENS = 1024
 """Tokens to a batch: on two cores larger batches gain nothing and hold more memory."""
@@ -135,11 +135,10 @@ def observe_groups(
     """The states of one shard by group of texts; all groups share the forward passes."""
     groups: dict[str, States] = {}
     needs, updates = needs_of(analyses), Updates(analyses)
-    for batch in batches(texts, how.batch_tokens):
-        recorded = record(loaded, batch, needs=needs, backend=how.backend)
+    for recorded in records(loaded, batches(texts, how.batch_tokens), needs=needs, backend=how.backend):
         for group, own in _by_group(recorded, group_of):
             updates(groups.get(group) or groups.setdefault(group, start(analyses, loaded)), own)
-        progress(len(batch))
+        progress(len(recorded.texts))
     return groups
 
 

@@ -13,10 +13,15 @@ import os
 # first product: with it, 1 and 2 threads and batches of 1 and 32 give the same bits in float32.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+import copy
 import ctypes
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -234,3 +239,53 @@ def record(
     ids = torch.tensor([text.ids for text in texts], device=loaded.device)
     segments = torch.tensor([text.segment for text in texts], device=loaded.device)
     return ForwardRecord(loaded.shape, texts, run_pass(loaded, ids, segments, needs=needs, backend=backend))
+
+
+def records(
+    loaded: LoadedModel, batches: Iterable[Sequence[TokenizedText]], *, needs: frozenset[str], backend: str = "eager"
+) -> Iterator[ForwardRecord]:
+    """The recorded passes over many batches, in their order, as many at a time as torch has threads.
+
+    On a CPU a pass on each core is faster than all cores on one pass, and the caller's work on a record goes on beside
+    the next passes. While this runs, torch has one thread here too.
+    """
+    threads = torch.get_num_threads()
+    if loaded.device != "cpu" or threads < 2:
+        yield from (record(loaded, batch, needs=needs, backend=backend) for batch in batches)
+        return
+    own = threading.local()
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        own.loaded = twin(loaded)
+
+    def work(batch: Sequence[TokenizedText]) -> ForwardRecord:
+        return record(own.loaded, batch, needs=needs, backend=backend)
+
+    waiting: deque[Future[ForwardRecord]] = deque()
+    with _one_thread(), ThreadPoolExecutor(threads, initializer=begin) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(work, batch))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def twin(loaded: LoadedModel) -> LoadedModel:
+    """The same model with modules of its own for hooks and settings; the weights are shared, not copied."""
+    tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+    return replace(loaded, model=copy.deepcopy(loaded.model, {id(tensor): tensor for tensor in tensors}))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
