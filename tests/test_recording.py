@@ -15,10 +15,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from analyses.attention import Attention
-from analyses.kit.record import AXES, NotRecordedError
+from analyses.kit.record import AXES, NotRecordedError, TokenizedText
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.recording import EVERYTHING, RecordingError, record, run_pass
+from bertgeo_cli.recording import EVERYTHING, RecordingError, record, records, run_pass, twin
 from bertgeo_cli.run import Pass, analyse_text
 
 TEXT = "The cats sat on the mat."
@@ -370,3 +370,63 @@ def test_batches_of_one_and_of_thirty_two_give_the_same_bits(minilm: LoadedModel
     for at, ids in enumerate(equal_lengths):
         alone = run_pass(minilm, ids[None], needs=EVERYTHING)
         assert_same_bits(alone, {name: [tensor[at : at + 1] for tensor in layers] for name, layers in together.items()})
+
+
+# Passes side by side
+
+
+SIDE_BY_SIDE = ["the cat sat on the mat", "a dog ran home", "she sat by the river", "the old green boat", "money"] * 3
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def alone(loaded: LoadedModel) -> list[list[TokenizedText]]:
+    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
+    return [[encoder.encode(text, line=number)] for number, text in enumerate(SIDE_BY_SIDE, start=1)]
+
+
+def test_passes_side_by_side_are_those_one_after_the_other_bit_for_bit(
+    tiny_model: LoadedModel, two_threads: None
+) -> None:
+    batches = alone(tiny_model)
+    found = list(records(tiny_model, batches, needs=EVERYTHING))
+    assert [recorded.texts for recorded in found] == [tuple(batch) for batch in batches]
+    for recorded, batch in zip(found, batches, strict=True):
+        expected = record(tiny_model, batch, needs=EVERYTHING)
+        for name in EVERYTHING:
+            assert torch.equal(getattr(recorded, name), getattr(expected, name)), name
+
+
+def test_passes_side_by_side_leave_model_and_threads_as_they_were(tiny_model: LoadedModel, two_threads: None) -> None:
+    config: Any = tiny_model.model.config
+    before = config._attn_implementation
+    stream = records(tiny_model, alone(tiny_model), needs=EVERYTHING)
+    next(stream)
+    assert torch.get_num_threads() == 1
+    stream.close()
+    assert torch.get_num_threads() == 2
+    assert config._attn_implementation == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in tiny_model.model.modules())
+
+
+def test_an_error_in_a_pass_beside_others_comes_through(tiny_model: LoadedModel, two_threads: None) -> None:
+    batches = alone(tiny_model)
+    batches[2] = [*batches[0], *batches[1]]  # two lengths: no batch
+    with pytest.raises(ValueError, match="one token count"):
+        list(records(tiny_model, batches, needs=EVERYTHING))
+    assert torch.get_num_threads() == 2
+
+
+def test_a_twin_has_modules_of_its_own_and_the_same_weights(tiny_model: LoadedModel) -> None:
+    other = twin(tiny_model)
+    assert other.model is not tiny_model.model
+    assert other.model.config is not tiny_model.model.config
+    for one, two in zip(tiny_model.model.parameters(), other.model.parameters(), strict=True):
+        assert one.data_ptr() == two.data_ptr()
+    assert not {id(module) for module in other.model.modules()} & {id(module) for module in tiny_model.model.modules()}
