@@ -13,6 +13,7 @@ from analyses.kit.record import TokenizedText
 
 from .errors import BertgeoError
 from .formats import Entry, kmers
+from .options import SHARD_TEXTS
 
 Long = Literal["truncate", "split", "skip", "error"]
 OnError = Literal["stop", "skip"]
@@ -22,8 +23,6 @@ NUCLEOTIDES = re.compile(r"\s*([ACGTUN]\s*)+", re.IGNORECASE)
 LONGEST_KMER = 8
 KMER_SAMPLE = 200
 """Residues that tell which K-mers a vocabulary holds."""
-SHARD_TEXTS = 1024
-"""Texts to a shard: below about 1,000, batches of equal length get too small to be fast."""
 
 
 @dataclass(frozen=True)

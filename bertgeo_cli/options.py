@@ -46,6 +46,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 FORMAT = "Corpus format"
+SHARD_TEXTS = 2048
+"""Texts to a shard: with fewer, batches of equal length get too small to be fast."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class CorpusOptions:
         panel="Input",
     )
     on_error: Literal["stop", "skip"] = option(
-        "stop", "Lines that do not decode, rows and records with a fault.", panel="Input"
+        "stop", "Lines that do not decode, rows and records with a fault, texts that fail.", panel="Input"
     )
     strict: bool = option(False, "Exit with 3 when lines were skipped, truncated or failed.", panel="Input")
     special_tokens_in_text: bool = option(
@@ -166,7 +168,9 @@ class ModelOptions:
     attention_backend: Literal["eager", "sdpa"] = option(
         "eager", "Arithmetic of A V; recorded attention agrees to 1e-5.", panel="Model"
     )
-    threads: int | None = option(None, "Threads of the forward pass. Default: PyTorch's choice.", panel="Model", min=1)
+    threads: int | None = option(
+        None, "Cores: over a corpus as many passes at a time. Default: PyTorch's choice.", panel="Model", min=1
+    )
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ class CorpusRunOptions:
         metavar="i/n",
     )
     shard_texts: int = option(
-        1024,
+        SHARD_TEXTS,
         "Texts to a shard, which is what is kept and handed out. Fewer are slower; the last bits depend on it.",
         panel="Corpus run",
         min=1,

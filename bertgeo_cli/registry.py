@@ -14,9 +14,9 @@ GROUP = "bertgeo.analyses"
 BUILT_IN = {
     "run": """Several analyses over a corpus in one pass of the model, in one report.
 
-    Texts stream through in shards of 1,024, so a corpus of any length needs the same memory. States are kept beside
-    the report until it is done: a run that was stopped or killed goes on by --resume, and gives the same bytes as one
-    that never was. So do --workers, --dask, and the jobs of an array (--shard) that bertgeo merge joins.
+    Texts stream through in shards, so a corpus of any length needs the same memory. States are kept beside the report
+    until it is done: a run that was stopped or killed goes on by --resume. Its report has the same bytes as that of a
+    run that never stopped, and as those of --workers, --dask and the jobs of an array (--shard, then bertgeo merge).
 
     Example: bertgeo run corpus.txt --analyses attention,cone-index --set cone-index.layers=0-3 -o report
     """,
