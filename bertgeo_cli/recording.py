@@ -47,13 +47,14 @@ def _keep_freed_memory() -> None:
     A record holds what a plain pass frees layer by layer; fetching that memory anew from the system each time costs
     up to a third of a small batch's pass. Other C libraries have no mallopt, and nothing happens.
     """
-    trim_threshold, mmap_threshold = -1, -3
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
     mallopt(mmap_threshold, 2**25)  # the most that glibc takes
     mallopt(trim_threshold, 2**30)
+    mallopt(arena_max, 2)  # otherwise every new thread may get an arena, which then keeps what was freed in it
 
 
 _keep_freed_memory()
