@@ -150,7 +150,7 @@ class Flow(Analysis[FlowState]):
         return _texts_table(state)
 
     def finalize(self, state: FlowState, record: ForwardRecord | None) -> Result:
-        table = _layers_table(state)
+        table = _layers_table(state, {"cls": "[CLS]", "all": "every token"}.get(self.source, self.source))
         if state.counts.texts and not state.moments.count.any() and record is None:
             raise SettingsError(f"no text has a token {self.source!r} to start from", "Choose --from cls or all.")
         if record is None:
@@ -225,12 +225,12 @@ ROWS = {
 }
 
 
-def _layers_table(state: FlowState) -> Table:
+def _layers_table(state: FlowState, source: str) -> Table:
     frame = _rows(state)
     frame["texts"] = state.moments.count[:, :, 0].ravel()
     values, columns = moment_columns(state.moments, list(VALUES), VALUES)
     columns = ROWS | {"texts": "texts that have the source"} | columns
-    title = "From a token to the input: attention, rollout, flow (mean over sources, then texts)"
+    title = f"From {source} to the input: attention, rollout, flow (mean over sources, then texts)"
     return Table("flow-layers", title, pd.concat([frame, values], axis=1), columns)
 
 

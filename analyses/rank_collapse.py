@@ -1,4 +1,4 @@
-"""How far token vectors have become one another: residuals and ranks over depth."""
+"""How alike token vectors become over depth: residuals and ranks."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RankCollapseState(State):
 
 @dataclass(frozen=True)
 class RankCollapse(Analysis[RankCollapseState]):
-    """How far token vectors become one another over depth: relative residual, and ranks of the token matrix.
+    """How alike token vectors become over depth: relative residual, and ranks of the token matrix.
 
     The residual is X minus the mean token in every row, relative to X, in the composite norm sqrt(|.|_1 |.|_inf) and
     in Frobenius norm (Dong et al. 2021, whose code takes the mean too). Effective rank after Roy and Vetterli 2007;

@@ -162,6 +162,8 @@ def opened(
     """
     with _locked(folder):
         former = _manifest(folder)
+        if former is None and not force and any(path.name != LOCK for path in folder.iterdir()):
+            raise UsageError(f"{folder.name} holds files of no run", "Move them away, or delete them by --force.")
         if former is None or (force and not resume):
             _clear(folder)
             _write_whole(folder / MANIFEST, _json(manifest))

@@ -76,7 +76,12 @@ def run(
     how: RunOptions,
 ) -> None:
     """Run several analyses over a corpus in one pass, write one report and print every headline."""
-    _report("run", chosen_analyses(choice), texts, model, output, runs, how)
+    analyses = chosen_analyses(choice)
+    if not any(analysis.needs for analysis in analyses.values()):
+        for analysis in analyses.values():
+            _refuse_unread(analysis, texts)
+            _refuse_corpus_options(analysis, texts, runs)
+    _report("run", analyses, texts, model, output, runs, how)
 
 
 def _report(
@@ -90,7 +95,8 @@ def _report(
 ) -> None:
     if any(analysis.needs for analysis in analyses.values()):
         formats.check(texts)
-    folder = output.output or Path("bertgeo-report") / command
+    name = f"{command}-{runs.shard.replace('/', '-of-')}" if runs.shard else command
+    folder = output.output or Path("bertgeo-report") / name
     report.check_replaceable(folder, force=output.force)
     if runs.per_text:
         report.require_pyarrow("--per-text")
@@ -107,6 +113,8 @@ def _report(
             written = report.write_results(results, draft, output.format, output.figures, nested=command == "run")
             written.files[:0] = job.files
             content = job.describe(results, written, _formats(output))
+            if runs.shard:
+                content["part"]["sha256"] = report.hashes(draft, written.files)
             report.write_run(content, draft)
         if kept is not None:
             kept.remove()
@@ -124,6 +132,8 @@ def merge(chosen: MergeOptions, output: OutputOptions, plain: DebugOption) -> No
 
     folder = output.output or Path("bertgeo-report") / "merge"
     report.check_replaceable(folder, force=output.force)
+    if folder.resolve() in [part.resolve() for part in chosen.parts]:
+        raise UsageError(f"--output {folder} is one of the parts", "Choose another folder.")
     merging = Merge.of(chosen.parts)
     with report.draft(folder, force=output.force) as draft:
         results = merging.results(draft)
@@ -146,13 +156,13 @@ def _listing(analysis: Analysis[Any]) -> Table | None:
         raise UsageError(str(error), error.hint) from None
 
 
-def _refuse_unread(analysis: Analysis[Any], texts: InputOptions) -> None:
+def _refuse_unread(analysis: Analysis[Any], texts: InputOptions | CorpusInput) -> None:
     if not analysis.needs and texts.typed:
         given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
         raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
 
 
-def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions, runs: CorpusRunOptions) -> None:
+def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions | CorpusInput, runs: CorpusRunOptions) -> None:
     if analysis.needs and texts.text is None:
         return
     given = [name for name in vars(runs) if getattr(runs, name) != getattr(CorpusRunOptions, name)]

@@ -368,7 +368,9 @@ def _row_entry(number: int, row: list[str] | Fault, width: int, at: Mapping[str,
 
 
 def _entry(number: int, parts: Mapping[str, str]) -> Entry:
-    return Entry(number, parts["text"], parts.get("pair"), parts.get("id", ""), parts.get("group", ""))
+    # In one line: CSV readers and writers do not agree on a lone carriage return in a cell.
+    name, group = (" ".join(parts.get(part, "").split()) for part in ("id", "group"))
+    return Entry(number, parts["text"], parts.get("pair"), name, group)
 
 
 def _columns(names: Sequence[str], options: CorpusOptions, file: str, word: str) -> Columns:
@@ -377,7 +379,8 @@ def _columns(names: Sequence[str], options: CorpusOptions, file: str, word: str)
     for part, column in columns.items():
         if names.count(column) != 1:
             found = f"{names.count(column)} {word}s" if column in names else f"no {word}"
-            raise UsageError(f"{file} has {found} {column!r}", f"Choose by {FLAGS[part]} from {_listed(names)}.")
+            flag = "--field" if word == "field" and part == "text" else FLAGS[part]
+            raise UsageError(f"{file} has {found} {column!r}", f"Choose by {flag} from {_listed(names)}.")
     if "text" not in columns:
         columns = {"text": _text_column(names, columns, file, word), **columns}
     return columns

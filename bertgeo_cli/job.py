@@ -18,7 +18,7 @@ from .choice import Analyses, settings_of
 from .corpus import Shard, cut
 from .errors import BertgeoError, StoppedError, UsageError
 from .models import LoadedModel
-from .observation import Observed, Pass, Task, start
+from .observation import Observed, Pass, Task, failed, start
 from .options import CorpusRunOptions, ModelOptions
 from .run import analyse_text, analyse_weights, finalize, group_tables, nothing_read
 from .source import Source
@@ -116,10 +116,16 @@ class Job:
             return
         target = folder.resolve()
         states = target.with_name(f".{target.name}.{STATES}")
-        anew = force or not self.source.is_rereadable
         modules = [type(analysis).__module__ for analysis in self.of_texts.values()]
-        with checkpoint.opened(states, self.manifest, modules, resume=self.runs.resume, force=anew) as opened:
-            yield opened
+        with checkpoint.opened(states, self.manifest, modules, resume=self.runs.resume, force=force) as opened:
+            if self.source.is_rereadable:
+                with _told(opened, self.runs.shard_texts):
+                    yield opened
+                return
+            try:
+                yield opened
+            finally:
+                opened.remove()  # what cannot be read again cannot be gone on with
 
     def results(self, draft: Path, kept: Checkpoint | None) -> dict[str, Result]:
         """The answers by analysis; a corpus also leaves lines.csv in the draft, and of each text what was asked for.
@@ -167,11 +173,14 @@ class Job:
     def _corpus(self, draft: Path, kept: Checkpoint) -> dict[str, Result]:
         log = report.LinesLog(draft, self.source.labels)
         try:
-            with _told(kept, self.runs.shard_texts), screen.progress(self.source.expected_lines()) as bar:
+            with screen.progress(self.source.expected_lines()) as bar:
                 self._observe(kept, log, bar)
         finally:
             log.close()
+        self.source.refuse_changed()
         observed = kept.merged() or Observed({})
+        if observed.failures and self.source.options.on_error == "stop":
+            raise failed(observed.failures[0])
         log.mark_failed(observed.failures)
         self.files.append(report.LINES)
         self._tell(log)
@@ -181,13 +190,18 @@ class Job:
             return {}
         try:
             return answers(self.of_texts, observed)
-        except UsageError:  # settings that no text satisfies: there is nothing to go on with
-            kept.remove()
+        except BertgeoError:  # no text, or none that satisfies the settings
+            if len(self.of_texts) == 1 or not observed.texts:
+                kept.remove()
             raise
 
     def _observe(self, kept: Checkpoint, log: report.LinesLog, bar: screen.Bar) -> None:
+        if kept.shards:
+            screen.say(f"Going on: {_counted(kept)} of {self.runs.shard_texts} texts kept from before.")
         skip = self.source.options.on_error == "skip"
-        task = Task(self.of_texts, self.how, self.source.is_grouped, self.runs.per_text, skip)
+        task = Task(
+            self.of_texts, self.how, self.source.is_grouped, "id" in self.source.labels, self.runs.per_text, skip
+        )
         for shard, result in self._runner(task, self._missing(kept, log, bar), bar):
             kept.add(shard.index, result.observed, result.tables)
             bar.finish(shard.index)
@@ -219,6 +233,8 @@ class Job:
         self.read = provenance.corpus_source(self.source.identity, self.source.layout, log)
         advice = self.source.advice(log.unread)
         self.remarks.append(screen.summary(self.read))
+        self.remarks += screen.too_few_shards(self.shards, self.part[1], "jobs")
+        self.remarks += screen.too_few_shards(self.shards, self.runs.workers, "workers")
         self.remarks += screen.unknown_warning(log.unknown, log.tokens - log.special, advice)
         counted = {"job": self.part[0], "shards": self.shards, "special_tokens": log.special, "advice": advice}
         self.for_merging = counted | {"manifest": self.manifest}
@@ -254,12 +270,12 @@ def _told(kept: Checkpoint, texts: int) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if kept.shards:
+        if kept.nodes:
             told = f"stopped; {_counted(kept)} of {texts} texts kept"
             raise StoppedError(told, "Go on with the same command and --resume.") from None
         raise StoppedError("stopped before the first shard was done; nothing was kept", "Run it again.") from None
     except BertgeoError as error:
-        if kept.shards and "--resume" not in error.hint:
+        if kept.nodes and kept.folder.exists() and "--resume" not in error.hint:
             error.hint += f" What was done ({_counted(kept)} of {texts} texts) is kept: add --resume."
         raise
 

@@ -46,7 +46,9 @@ class Merge:
                 raise UsageError(f"{parts[job]} and {folder} are both job {job}", "Give every part once.")
             parts[job], runs[job] = folder, run
         _refuse_strangers(parts, runs)
-        return cls(dict(sorted(parts.items())), runs)
+        for job, folder in parts.items():
+            _refuse_damaged(folder, job, runs[job]["part"]["sha256"])
+        return cls(dict(sorted(parts.items())), dict(sorted(runs.items())))
 
     @property
     def command(self) -> str:
@@ -133,7 +135,7 @@ class Merge:
         """What jobs wrote that needs no merging: tables of every text, and the answers that need no texts."""
         ours = {LINES, MARKER}
         for job, folder in self.parts.items():
-            for name in self.runs[job]["files"]:
+            for name in self.runs[job]["part"]["sha256"]:
                 if name in ours or name.startswith(f"{STATES}/"):
                     continue
                 (draft / name).parent.mkdir(parents=True, exist_ok=True)
@@ -148,10 +150,21 @@ def _rows(stream: Any) -> Iterator[dict[str, str]]:
 def _run(folder: Path) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        run["part"]["manifest"]["jobs"], run["part"]["job"], run["files"]
+        for name in ("job", "shards", "special_tokens", "advice", "sha256"):
+            run["part"][name]
+        for name in ("jobs", "analyses", "corpus", "command"):
+            run["part"]["manifest"][name]
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{folder} is no report of a job", "Give folders that runs with --shard i/n wrote.") from None
     return run
+
+
+def _refuse_damaged(folder: Path, job: int, files: Mapping[str, str]) -> None:
+    """Raise BertgeoError unless every file of a part is there, as it was written, and inside of it."""
+    for name, digest in files.items():
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+        if not inside or not (folder / name).is_file() or report.file_hash(folder / name) != digest:
+            raise BertgeoError(f"{folder} lacks {name}, or it was changed", f"Run job {job} again.")
 
 
 def _refuse_strangers(parts: Mapping[int, Path], runs: Mapping[int, Mapping[str, Any]]) -> None:

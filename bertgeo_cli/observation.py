@@ -43,13 +43,15 @@ class Pass:
 class Task:
     """What is to be done with every shard of a corpus: `analyses` by the command's name of each.
 
-    With `grouped` there are states for every group of the corpus; with `per_text` the values of every text are kept.
-    A text that fails ends the run, or with `skip_failures` is left out and listed.
+    With `grouped` there are states for every group of the corpus; `with_ids` says that its texts have ids; with
+    `per_text` the values of every text are kept. A text that fails ends the run, or with `skip_failures` is left out
+    and listed.
     """
 
     analyses: Mapping[str, Analysis[Any]]
     how: Pass = Pass()
     grouped: bool = False
+    with_ids: bool = False
     per_text: bool = False
     skip_failures: bool = False
 
@@ -189,15 +191,18 @@ def observe_shard(
         if not failures:
             raise
         if not task.skip_failures:
-            raise BertgeoError(f"line {failures[0].line} failed: {failures[0].message}", HINT) from error
-        failed = {(failure.line, failure.part) for failure in failures}
-        groups = _observed_groups(task, loaded, [text for text in texts if (text.line, text.part) not in failed])
+            raise failed(failures[0]) from error
+        left_out = {(failure.line, failure.part) for failure in failures}
+        groups = _observed_groups(task, loaded, [text for text in texts if (text.line, text.part) not in left_out])
     tables = _tables(task, groups) if task.per_text else {}
     groups = {group: _limited(task, states) for group, states in groups.items()}
     return ShardResult(Observed(groups, tuple(failures), len(texts) - len(failures)), tables)
 
 
-HINT = "Leave it out by --on-error skip, or see the traceback by --debug."
+def failed(failure: Failure) -> BertgeoError:
+    """The error for a text that fails and may not be skipped."""
+    hint = "Leave it out by --on-error skip, or see the traceback by --debug."
+    return BertgeoError(f"line {failure.line} failed: {failure.message}", hint)
 
 
 def _observed_groups(
@@ -221,7 +226,7 @@ def _failures(task: Task, loaded: LoadedModel, texts: Sequence[TokenizedText]) -
         try:
             _observed_groups(task, loaded, [text])
         except Exception as error:
-            failures.append(Failure(text.line, text.part, f"{type(error).__name__}: {error}"))
+            failures.append(Failure(text.line, text.part, " ".join(f"{type(error).__name__}: {error}".split())))
     return failures
 
 
@@ -229,15 +234,18 @@ def _tables(task: Task, groups: Mapping[str, States]) -> dict[str, pd.DataFrame]
     tables = {}
     for at, (name, analysis) in enumerate(task.analyses.items()):
         parts = {group: analysis.per_text(states[at]) for group, states in groups.items()}
-        frames = [_labelled(part.frame, group, task.grouped) for group, part in parts.items() if part is not None]
+        frames = [_labelled(part.frame, group, task) for group, part in parts.items() if part is not None]
         if frames:
             joined = pd.concat(frames, ignore_index=True)
             tables[name] = joined.sort_values(["line", "part"], kind="stable", ignore_index=True)
     return tables
 
 
-def _labelled(frame: pd.DataFrame, group: str, grouped: bool) -> pd.DataFrame:
-    if grouped:
+def _labelled(frame: pd.DataFrame, group: str, task: Task) -> pd.DataFrame:
+    """The same columns in every shard, whether its texts have an id or not."""
+    if task.with_ids and "id" not in frame:
+        frame.insert(list(frame).index("part") + 1, "id", "")
+    if task.grouped:
         frame.insert(0, "group", group)
     return frame
 

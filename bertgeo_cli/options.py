@@ -181,7 +181,9 @@ class OutputOptions:
         None, "Folder of the report. Default: bertgeo-report/COMMAND.", "--output", "-o", panel="Output", metavar="DIR"
     )
     force: bool = option(
-        False, "Replace a folder that bertgeo did not write (its own reports are replaced anyway).", panel="Output"
+        False,
+        "Replace a folder that bertgeo did not write (its own reports are replaced anyway); drop an unfinished run.",
+        panel="Output",
     )
     format: Literal["csv", "parquet", "jsonl"] = option("csv", "Format of tables.", panel="Output")
     figures: Literal["png", "svg", "pdf", "none"] = option("png", "Format of figures.", panel="Output")
@@ -234,7 +236,7 @@ class ChoiceOptions:
     )
     plan: Path | None = option(
         None,
-        "TOML file with a table of settings for each analysis; without --analyses, those are run.",
+        'TOML file with a table for each analysis to run, such as [flow] and below it from = "all".',
         panel="Analyses",
         metavar="FILE",
     )

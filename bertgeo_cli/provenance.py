@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from .formats import Layout, is_rereadable, name_of
 from .models import LoadedModel
 from .observation import Pass
 from .options import CorpusOptions
-from .report import LinesLog
+from .report import LinesLog, file_hash
 from .samples import SAMPLE_CORPUS
 from .versions import versions
 
@@ -56,6 +55,7 @@ def corpus_source(identity: Mapping[str, Any], layout: Layout, log: LinesLog) ->
         "columns": dict(layout.columns),
         "lines": log.lines,
         "status": dict(sorted(log.counts.items())),
+        **({"groups": dict(sorted(log.groups.items()))} if log.groups else {}),
         "tokens": log.tokens,
         "unknown_tokens": log.unknown,
     }
@@ -64,12 +64,6 @@ def corpus_source(identity: Mapping[str, Any], layout: Layout, log: LinesLog) ->
 def reading(texts: CorpusOptions) -> dict[str, Any]:
     """The options that say how lines became texts."""
     return {name: getattr(texts, name) for name in READ}
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def count_lines(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -191,6 +192,17 @@ def _write_result(
     return files, list(dict.fromkeys(notes))
 
 
+def hashes(folder: Path, files: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of files below a folder, by name."""
+    return {name: file_hash(folder / name) for name in sorted(files)}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def write_run(content: Mapping[str, Any], folder: Path) -> None:
     """Write run.json, which also marks the folder as ours."""
     text = json.dumps(json_ready(content), indent=2, ensure_ascii=False, allow_nan=False)
@@ -225,6 +237,7 @@ class LinesLog:
         self.labels = labels
         self.unread = ""
         self.counts: Counter[str] = Counter()
+        self.groups: Counter[str] = Counter()
         self.lines = 0
         self.tokens = 0
         self.special = 0
@@ -253,6 +266,8 @@ class LinesLog:
         self.special += special
         self.unknown += int(row["unknown"])
         self.incomplete += row["status"] in INCOMPLETE
+        if "group" in row and row["used"] != "0":
+            self.groups[row["group"]] += 1
 
     def mark_failed(self, failures: Sequence[Failure]) -> None:
         """Give the lines that turned out to fail their status; the file is finished by then."""
@@ -261,11 +276,13 @@ class LinesLog:
         notes = {(failure.line, failure.part): failure.message for failure in failures}
         with self.path.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
+        lines = {failure.line for failure in failures}
         for row in rows:
             message = notes.get((int(row["line"]), int(row["part"])))
+            if row["part"] == "0" and int(row["line"]) in lines:
+                self.counts.subtract([row["status"]])
+                self.counts["failed"] += 1
             if message is not None:
-                self.counts.subtract({row["status"]: int(row["part"] == "0")})
-                self.counts["failed"] += row["part"] == "0"
                 self.incomplete += row["status"] in ("ok", "split")
                 row |= {"status": "failed", "note": message}
         self.counts = +self.counts

@@ -68,7 +68,7 @@ def _merge(first: list[State], second: list[State]) -> list[State]:
 
 def nothing_read() -> BertgeoError:
     """The error for a corpus without texts."""
-    return BertgeoError("the corpus holds no text to analyse", "Every line is empty, skipped or undecodable.")
+    return BertgeoError("the corpus holds no text to analyse", "Every line is empty, skipped, undecodable or failed.")
 
 
 def analyse_weights(analyses: Sequence[Analysis[Any]], loaded: LoadedModel) -> list[Result]:

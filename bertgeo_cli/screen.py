@@ -152,7 +152,16 @@ def summary(source: Mapping[str, Any]) -> str:
     """One line on the corpus that was read."""
     name = "the sample corpus (no text or --corpus was given)" if source["kind"] == "sample" else source["name"]
     status = ", ".join(f"{count} {status}" for status, count in source["status"].items())
-    return f"Read {name}: {source['lines']} lines ({status}), {source['tokens']} tokens."
+    lines = f"{source['lines']} lines ({status})" if status else "no lines for this job"
+    groups = ", ".join(f"{name or 'none'} {count}" for name, count in source.get("groups", {}).items())
+    return f"Read {name}: {lines}, {source['tokens']} tokens." + (f" Texts by group: {groups}." if groups else "")
+
+
+def too_few_shards(shards: int, hands: int, what: str) -> list[str]:
+    """A line for those who wonder why more workers or jobs were no faster."""
+    if shards >= hands:
+        return []
+    return [f"The corpus has {shards} shard{'s' * (shards != 1)} for {hands} {what}: lower --shard-texts to share it."]
 
 
 def unknown_warning(unknown: int, tokens: int, advice: str) -> list[str]:

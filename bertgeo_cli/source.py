@@ -12,6 +12,7 @@ from analyses.kit.record import TokenizedText
 
 from . import provenance
 from .corpus import Encoder, Line, Reading, kmer_size, prepare, read_lines, too_long
+from .errors import BertgeoError
 from .formats import Layout, as_read, format_of, is_compressed, is_rereadable, labels_of, name_of, open_entries
 from .models import LoadedModel
 from .options import CorpusInput, InputOptions
@@ -62,6 +63,11 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """Which corpus it is. Raises UsageError for a file that cannot be read."""
         return provenance.corpus_identity(self.path, self.options.encoding)
+
+    def refuse_changed(self) -> None:
+        """Raise BertgeoError when the corpus is no longer the one that `identity` names."""
+        if self.identity["sha256"] not in (None, provenance.corpus_identity(self.path, "")["sha256"]):
+            raise BertgeoError(f"{self.name} changed while it was read", "Run it anew by --force.")
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -16,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny
-from command import Run, assert_error, files_of
+from command import Run, assert_error, content, files_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -29,6 +31,7 @@ from bertgeo_cli.cli import app
 from bertgeo_cli.corpus import Encoder, Line, cut
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.observation import Observed, Pass, Task, observe_shard
+from bertgeo_cli.source import Source
 
 CORPUS = "corpus.txt"
 LINES = 90
@@ -123,7 +126,7 @@ def test_merge_refuses_what_is_not_one_whole_array(fast: Run, corpus: str, tmp_p
     assert_error(fast("merge", "part-1", "other", "-o", "m"), 2, "differ in shard_texts")
     assert_error(fast("merge", "part-1", "single", "-o", "m"), 2, "single is no report of a job")
     next((tmp_path / "part-2" / "states").glob(f"*{SUFFIX}")).write_bytes(b"broken")
-    assert_error(fast("merge", "part-1", "part-2", "-o", "m"), 1, "part-2 lacks shard", "job 2 again")
+    assert_error(fast("merge", "part-1", "part-2", "-o", "m"), 1, "part-2 lacks states/", "job 2 again")
     assert not (tmp_path / "m").exists()
 
 
@@ -502,3 +505,111 @@ def test_a_night_of_work_survives_one_bad_line(fast: Run, tmp_path: Path) -> Non
     assert count_observed(fast, [*arguments, "--on-error", "skip", "--resume"]) == 2
     assert fast(*arguments[:-1], "whole", "--on-error", "skip").exit_code == 0
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+# What an adversary broke
+
+
+def failing_corpus(folder: Path) -> None:
+    (folder / "c.txt").write_text(
+        "the cat\na boat\nthe dog\nold boat\n" + "the river " * 40 + "boat\n", encoding="utf-8"
+    )
+
+
+def test_failures_of_all_shards_are_listed_whoever_observed_them(fast: Run, tmp_path: Path, fragile: None) -> None:
+    failing_corpus(tmp_path)
+    options = ("c.txt", "--analyses", "attention", "--shard-texts", "1", "--on-error", "skip", "--long", "split")
+    assert fast("run", *options, "-o", "serial").exit_code == 0
+    rows = pd.read_csv(tmp_path / "serial" / "lines.csv")
+    assert rows.loc[rows["status"] == "failed", "line"].unique().tolist() == [2, 4, 5]
+    assert content(tmp_path / "serial")["input"]["status"] == {"failed": 3, "ok": 2}
+    for job in (1, 2):
+        assert fast("run", *options, "--shard", f"{job}/2", "-o", f"part-{job}").exit_code == 0
+    assert fast("merge", "part-1", "part-2", "-o", "merged").exit_code == 0
+    assert files_of(tmp_path / "merged") == files_of(tmp_path / "serial")
+
+
+def test_a_run_that_skipped_failures_is_not_resumed_as_one_that_stops(
+    fast: Run, tmp_path: Path, fragile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_corpus(tmp_path)
+    options = ("run", "c.txt", "--analyses", "attention", "--shard-texts", "2", "-o", "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("bertgeo_cli.report.write_results", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        done = fast(*options, "--on-error", "skip")
+    assert done.exit_code == 130
+    assert "3 shards of 2 texts kept" in done.stderr
+    again = fast(*options, "--resume")
+    assert again.exit_code == 1
+    assert "line 2 failed" in again.stderr
+    assert fast(*options, "--resume", "--on-error", "skip").exit_code == 0
+
+
+def test_files_of_values_have_one_schema_whichever_texts_have_ids_and_groups(fast: Run, tmp_path: Path) -> None:
+    rows = [f"{'seven' if at == 4 else ''}\tthe cat {word}\t{'ab'[at % 2]}" for at, word in enumerate(tiny.WORDS[:9])]
+    (tmp_path / "c.tsv").write_text("id\ttext\tkind\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    options = ("--id-column", "id", "--group-column", "kind", "--shard-texts", "3", "--per-text")
+    assert fast("run", "c.tsv", "--analyses", "attention,flow", *options, "-o", "out").exit_code == 0
+    for name in ("attention", "flow"):
+        tables = [pd.read_parquet(path) for path in sorted((tmp_path / "out" / name / "per-text").iterdir())]
+        assert len({tuple(table.columns) for table in tables}) == 1
+        whole = pd.concat(tables)
+        assert whole["line"].nunique() == 9
+        assert whole.loc[whole["id"] == "seven", "line"].unique().tolist() == [6]
+
+
+def test_a_carriage_return_in_an_id_breaks_no_table(fast: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "the cat", "id": "a\\rb"}\n', encoding="utf-8")
+    assert fast("attention", "--corpus", "c.jsonl", "--id-column", "id", "-o", "out").exit_code == 0
+    assert pd.read_csv(tmp_path / "out" / "lines.csv")["id"].tolist() == ["a b"]
+
+
+@pytest.mark.parametrize("damage", ["table", "lines", "gone", "outside"])
+def test_merge_refuses_a_damaged_part(fast: Run, corpus: str, tmp_path: Path, damage: str) -> None:
+    for job in (1, 2):
+        arguments = ("attention", "--corpus", corpus, "--shard-texts", "30", "--per-text", "--shard", f"{job}/2")
+        assert fast(*arguments, "-o", f"part-{job}").exit_code == 0
+    part = tmp_path / "part-2"
+    table = next((part / "per-text").iterdir())
+    if damage == "outside":
+        told = json.loads((part / "run.json").read_text())
+        (tmp_path / "secret.txt").write_text("x")
+        told["part"]["sha256"]["../secret.txt"] = hashlib.sha256(b"x").hexdigest()
+        (part / "run.json").write_text(json.dumps(told))
+    elif damage == "gone":
+        table.unlink()
+    else:
+        (table if damage == "table" else part / "lines.csv").write_bytes(b"PAR1")
+    assert_error(fast("merge", "part-1", "part-2", "-o", "m"), 1, "part-2 lacks ", "Run job 2 again")
+    assert_error(fast("merge", "part-1", "part-2", "-o", "part-1"), 2, "one of the parts")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_noticed(
+    fast: Run, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = Source.lines
+
+    def changing(self: Source) -> Any:
+        yield from lines(self)
+        (tmp_path / corpus).write_text("something else\n")
+
+    monkeypatch.setattr(Source, "lines", changing)
+    assert_error(fast("attention", "--corpus", corpus, "-o", "out"), 1, "corpus.txt changed while it was read")
+
+
+def test_standard_input_that_fails_leaves_nothing_and_touches_no_kept_run(
+    fast: Run, corpus: str, tmp_path: Path, stopped: Path
+) -> None:
+    before = files_of(stopped)
+    command = [sys.executable, "-m", "bertgeo_cli", "attention", "--corpus", "-", "--shard-texts", "1", "-o"]
+    given = {"cwd": tmp_path, "input": b"the cat\ncaf\xe9\n", "capture_output": True, "check": False}
+    done = subprocess.run([*command, "out"], **given)
+    assert done.returncode == 2
+    assert b"unfinished run" in done.stderr
+    assert files_of(stopped) == before
+    done = subprocess.run([*command, "other"], **given)
+    assert done.returncode == 1
+    assert b"line 2" in done.stderr
+    assert b"--resume" not in done.stderr
+    assert not states(tmp_path, "other").exists()

@@ -41,7 +41,9 @@ def test_differences_and_cohens_d_by_hand() -> None:
     assert (row["group"], row["other_group"], row["layer"]) == ("a", "b", 0)
     assert row["entropy_difference"] == 4.0
     assert row["entropy_d"] == pytest.approx(4 / np.sqrt(10 / 3), rel=1e-12)
-    assert list(found.frame) == ["group", "other_group", "layer", "entropy_difference", "entropy_d"]
+    assert list(found.frame) == [
+        *("group", "other_group", "layer", "texts", "other_texts", "entropy_difference", "entropy_d")
+    ]
     assert found.name == "heads-group-differences"
 
 

@@ -10,7 +10,12 @@ import pandas as pd
 from .result import Table
 
 GROUP = {"group": "group of texts, as the corpus names it"}
-PAIR = {"group": "first group", "other_group": "second group"}
+PAIR = {"group": "first group, in the order of names", "other_group": "second group"}
+SUFFIXES = {
+    "_difference": "{0} of the second group minus {0} of the first",
+    "_d": "Cohen's d of {0}: the difference divided by sqrt(((n1 - 1) s1^2 + (n2 - 1) s2^2) / (n1 + n2 - 2)), with n "
+    "texts and standard deviation s over texts; empty without spread. Many are compared: no test, no correction",
+}
 
 
 def tables_by_group(groups: Mapping[str, Mapping[str, Table]]) -> list[Table]:
@@ -39,7 +44,7 @@ def _stacked(tables: Mapping[str, Table]) -> Table:
 
 
 def group_differences(tables: Mapping[str, Table]) -> Table | None:
-    """For every two groups each value of the second minus that of the first, row by row.
+    """For every two groups, in the order of their names, each value of the second minus that of the first, row by row.
 
     Beside each mean over texts stands d (Cohen 1988): the difference divided by the pooled standard deviation
     sqrt(((n1 - 1) s1^2 + (n2 - 1) s2^2) / (n1 + n2 - 2)), empty where that is 0 or unknown. None where the groups'
@@ -59,6 +64,8 @@ def _difference(group: str, first: Table, other_group: str, second: Table) -> pd
     one, other, found = first.frame, second.frame, first.keys.copy()
     found.insert(0, "group", group)
     found.insert(1, "other_group", other_group)
+    if "texts" in one and "texts" in other:
+        found["texts"], found["other_texts"] = one["texts"], other["texts"]
     for name in map(str, one.select_dtypes("float")):
         if name not in other or (name.removesuffix("_std") in one and name.endswith("_std")):
             continue
@@ -80,7 +87,9 @@ def _meanings(tables: Mapping[str, Table]) -> dict[str, str]:
 
 
 def _meaning(name: str, columns: Mapping[str, str]) -> str:
-    for suffix, text in (("_difference", "second group minus first"), ("_d", "Cohen's d of that difference")):
+    if name == "other_texts":
+        return "texts measured of the second group"
+    for suffix, text in SUFFIXES.items():
         if name.endswith(suffix) and name not in columns:
-            return f"{text}: {columns[name.removesuffix(suffix)]}"
+            return text.format(name.removesuffix(suffix))
     return columns[name]
