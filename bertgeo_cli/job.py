@@ -20,6 +20,7 @@ from .errors import BertgeoError, StoppedError, UsageError
 from .models import LoadedModel
 from .observation import Observed, Pass, Task, failed, start
 from .options import CorpusRunOptions, ModelOptions
+from .recording import give_back_memory
 from .run import analyse_text, analyse_weights, finalize, group_tables, nothing_read
 from .source import Source
 from .versions import versions
@@ -205,6 +206,8 @@ class Job:
         for shard, result in self._runner(task, self._missing(kept, log, bar), bar):
             kept.add(shard.index, result.observed, result.tables)
             bar.finish(shard.index)
+            del shard, result  # not to be held while the next is observed
+            give_back_memory()
 
     def _runner(self, task: Task, shards: Iterable[Shard], bar: screen.Bar) -> runners.Results:
         origin = runners.Origin.of(self.model, self.loaded)

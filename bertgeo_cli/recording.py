@@ -20,7 +20,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -58,6 +58,12 @@ def _keep_freed_memory() -> None:
 
 
 _keep_freed_memory()
+
+
+def give_back_memory() -> None:
+    """Give freed memory back to the system after all, shard by shard: what lies scattered would add up."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class RecordingError(BertgeoError):

@@ -24,6 +24,7 @@ from .errors import BertgeoError, UsageError
 from .models import LoadedModel, load_model
 from .observation import Progress, ShardResult, Task, observe_shard
 from .options import ModelOptions
+from .recording import give_back_memory
 from .versions import versions
 
 Results = Iterator[tuple[Shard, ShardResult]]
@@ -147,7 +148,9 @@ def _work(task: Task, origin: Origin, threads: int | None, texts: Sequence[Token
     with ALONE:
         if threads is not None:
             torch.set_num_threads(threads)
-        return observe_shard(task, _model(origin), texts)
+        result = observe_shard(task, _model(origin), texts)
+    give_back_memory()
+    return result
 
 
 @cache

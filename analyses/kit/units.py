@@ -64,7 +64,7 @@ class Kinds:
         return ~(self.cls | self.sep | self.punctuation)
 
 
-@lru_cache(maxsize=2048)  # of a batch: several analyses of one run ask for the same
+@lru_cache(maxsize=512)  # of a batch: several analyses of one run ask for the same
 def units_of(text: TokenizedText, *, words: bool) -> Units:
     """The text's tokens, or its words (runs of tokens of one word; special tokens stand alone)."""
     return _words(text) if words else _tokens(text)
