@@ -46,8 +46,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 FORMAT = "Corpus format"
-SHARD_TEXTS = 2048
-"""Texts to a shard: with fewer, batches of equal length get too small to be fast."""
+SHARD_TEXTS = 1024
+"""Texts to a shard: with fewer, batches of equal length get too small to be fast; more take more memory."""
 
 
 @dataclass(frozen=True)

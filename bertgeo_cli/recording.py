@@ -19,11 +19,12 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -260,26 +261,49 @@ def records(
     if loaded.device != "cpu" or threads < 2:
         yield from (record(loaded, batch, needs=needs, backend=backend) for batch in batches)
         return
-    own = threading.local()
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        own.loaded = twin(loaded)
-
-    def work(batch: Sequence[TokenizedText]) -> ForwardRecord:
-        return record(own.loaded, batch, needs=needs, backend=backend)
-
+    lanes = _lanes_of(loaded, threads)
     waiting: deque[Future[ForwardRecord]] = deque()
-    with _one_thread(), ThreadPoolExecutor(threads, initializer=begin) as pool:
+    with _one_thread():
         try:
             for batch in batches:
-                waiting.append(pool.submit(work, batch))
+                waiting.append(lanes.submit(batch, needs, backend))
                 if len(waiting) > threads:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            wait([future for future in waiting if not future.cancel()])
+
+
+class _Lanes:
+    """Threads with a twin of the model each. They stay: what MKL keeps for a thread is not freed when it ends."""
+
+    def __init__(self, loaded: LoadedModel, threads: int):
+        self.threads = threads
+        self._twins = [twin(loaded) for _ in range(threads)]
+        self._own = threading.local()
+        self._pool = ThreadPoolExecutor(threads, initializer=self._begin)
+
+    def submit(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> Future[ForwardRecord]:
+        """Have a batch recorded."""
+        return self._pool.submit(self._record, batch, needs, backend)
+
+    def _begin(self) -> None:
+        torch.set_num_threads(1)
+        self._own.loaded = self._twins.pop()
+
+    def _record(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> ForwardRecord:
+        return record(self._own.loaded, batch, needs=needs, backend=backend)
+
+
+_LANES: WeakKeyDictionary[nn.Module, _Lanes] = WeakKeyDictionary()
+
+
+def _lanes_of(loaded: LoadedModel, threads: int) -> _Lanes:
+    lanes = _LANES.get(loaded.model)
+    if lanes is None or lanes.threads != threads:
+        lanes = _LANES[loaded.model] = _Lanes(loaded, threads)
+    return lanes
 
 
 def twin(loaded: LoadedModel) -> LoadedModel:
