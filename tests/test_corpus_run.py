@@ -143,9 +143,12 @@ def test_one_analysis_alone_writes_what_it_writes_among_others(fast: Run, corpus
 
 
 def started(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    """The real command in a process of its own."""
+    """The real command in a process of its own, which Ctrl-C reaches even where the tests run in the background."""
     command = [sys.executable, "-m", "bertgeo_cli", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        command, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options
+    )
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
