@@ -13,7 +13,7 @@ from .choice import Analyses, chosen_analyses
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
-from .models import LoadedModel, load_model
+from .models import LoadedModel, load_chosen
 from .observation import Pass
 from .options import (
     ChoiceOptions,
@@ -34,14 +34,7 @@ from .source import Source
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
     """Load the model and name it on stderr, with the way to another."""
-    loaded = load_model(
-        chosen.model,
-        revision=chosen.revision,
-        dtype=chosen.dtype,
-        device=chosen.device,
-        offline=chosen.offline,
-        builtin_class=chosen.builtin_class,
-    )
+    loaded = load_chosen(chosen)
     use_threads(chosen.threads)
     screen.say_model(loaded)
     return loaded

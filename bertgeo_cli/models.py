@@ -167,6 +167,18 @@ class _Source:
         return UsageError(f"model {self.asked}: {what}", hint)
 
 
+def load_chosen(chosen: ModelOptions) -> LoadedModel:
+    """The model that the options of the command line name."""
+    return load_model(
+        chosen.model,
+        revision=chosen.revision,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        offline=chosen.offline,
+        builtin_class=chosen.builtin_class,
+    )
+
+
 def load_model(
     name: str = MINILM,
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Self
@@ -18,7 +19,7 @@ from analyses.kit.record import ForwardRecord, TokenizedText
 from .corpus import batches
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
-from .recording import records
+from .recording import records, threads
 
 BATCH_TOKENS = 1024
 """Tokens to a batch: on two cores larger batches gain nothing and hold more memory."""
@@ -80,7 +81,7 @@ class Observed:
     def merge(self, other: Self) -> Self:
         """Both, this one's shards before the other's; neither changes."""
         names = sorted(self.groups.keys() | other.groups.keys())
-        groups = {name: _merged(self.groups.get(name), other.groups.get(name)) for name in names}
+        groups = {name: merged_states(self.groups.get(name), other.groups.get(name)) for name in names}
         tables = self.tables | other.tables
         return type(self)(groups, self.failures + other.failures, self.texts + other.texts, tables)
 
@@ -89,11 +90,12 @@ class Observed:
         """The states of all groups together, merged in the order of their names."""
         states: States | None = None
         for name in sorted(self.groups):
-            states = _merged(states, self.groups[name])
+            states = merged_states(states, self.groups[name])
         return states or []
 
 
-def _merged(first: States | None, second: States | None) -> States:
+def merged_states(first: States | None, second: States | None) -> States:
+    """The states of two runs of shards, the first's texts before the second's; where one side is missing, the other."""
     if first is None or second is None:
         return first or second or []
     return [one.merge(other) for one, other in zip(first, second, strict=True)]
@@ -144,6 +146,13 @@ def observe_groups(
     return groups
 
 
+@contextmanager
+def one_thread(blas: ThreadpoolController | None = None) -> Iterator[None]:
+    """NumPy and torch compute with one thread: BLAS and LAPACK split sums by threads, which shows in the last bits."""
+    with (blas or ThreadpoolController()).limit(limits=1, user_api="blas"), threads(1):
+        yield
+
+
 class Updates:
     """Adds records to the states of all analyses."""
 
@@ -152,8 +161,7 @@ class Updates:
         self._blas = ThreadpoolController()
 
     def __call__(self, states: States, recorded: ForwardRecord) -> None:
-        # BLAS and LAPACK split their sums by thread count, which would show in the last bits.
-        with self._blas.limit(limits=1, user_api="blas"):
+        with one_thread(self._blas):
             for analysis, state in zip(self.analyses, states, strict=True):
                 analysis.update(state, recorded)
 

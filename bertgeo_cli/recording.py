@@ -257,17 +257,17 @@ def records(
     On a CPU a pass on each core is faster than all cores on one pass, and the caller's work on a record goes on beside
     the next passes. While this runs, torch has one thread here too.
     """
-    threads = torch.get_num_threads()
-    if loaded.device != "cpu" or threads < 2:
+    cores = torch.get_num_threads()
+    if loaded.device != "cpu" or cores < 2:
         yield from (record(loaded, batch, needs=needs, backend=backend) for batch in batches)
         return
-    lanes = _lanes_of(loaded, threads)
+    lanes = _lanes_of(loaded, cores)
     waiting: deque[Future[ForwardRecord]] = deque()
-    with _one_thread():
+    with threads(1):
         try:
             for batch in batches:
                 waiting.append(lanes.submit(batch, needs, backend))
-                if len(waiting) > threads:
+                if len(waiting) > cores:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -313,9 +313,10 @@ def twin(loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Torch works with so many threads inside."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

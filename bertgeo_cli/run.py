@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from threadpoolctl import ThreadpoolController
 
 from analyses.kit.analysis import Analysis, SettingsError, State
 from analyses.kit.groups import tables_by_group
@@ -16,7 +15,7 @@ from analyses.kit.result import Result, Table
 from .corpus import shards
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
-from .observation import Observed, Pass, Progress, needs_of, observe, silent, start
+from .observation import Observed, Pass, Progress, merged_states, needs_of, observe, one_thread, silent, start
 from .recording import record
 
 
@@ -26,7 +25,7 @@ def analyse_text(
     """One text: its record goes to finalize too, for what only a single text has."""
     states = start(analyses, loaded)
     recorded = record(loaded, [text], needs=needs_of(analyses), backend=how.backend)
-    with ThreadpoolController().limit(limits=1, user_api="blas"):
+    with one_thread():
         for analysis, state in zip(analyses, states, strict=True):
             analysis.update(state, recorded)
         return finalize(analyses, states, recorded)
@@ -53,17 +52,13 @@ def merge_tree(parts: Iterable[list[State]]) -> list[State] | None:
     for part in parts:
         level, states = 0, part
         while stack and stack[-1][0] == level:
-            states = _merge(stack.pop()[1], states)
+            states = merged_states(stack.pop()[1], states)
             level += 1
         stack.append((level, states))
     merged = None
     for _, states in reversed(stack):
-        merged = states if merged is None else _merge(states, merged)
+        merged = merged_states(states, merged)
     return merged
-
-
-def _merge(first: list[State], second: list[State]) -> list[State]:
-    return [one.merge(other) for one, other in zip(first, second, strict=True)]
 
 
 def nothing_read() -> BertgeoError:
@@ -81,7 +76,7 @@ def finalize(
 ) -> list[Result]:
     """The answers. Raises UsageError for settings that the texts cannot satisfy."""
     try:
-        with ThreadpoolController().limit(limits=1, user_api="blas"):
+        with one_thread():
             return [analysis.finalize(state, recorded) for analysis, state in zip(analyses, states, strict=True)]
     except SettingsError as error:
         raise UsageError(str(error), error.hint) from None

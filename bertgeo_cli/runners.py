@@ -21,7 +21,7 @@ from analyses.kit.record import TokenizedText
 
 from .corpus import Shard
 from .errors import BertgeoError, UsageError
-from .models import LoadedModel, load_model
+from .models import LoadedModel, load_chosen
 from .observation import Progress, ShardResult, Task, observe_shard
 from .options import ModelOptions
 from .recording import give_back_memory
@@ -156,16 +156,8 @@ def _work(task: Task, origin: Origin, threads: int | None, texts: Sequence[Token
 @cache
 def _model(origin: Origin) -> LoadedModel:
     """A worker's own copy of the model, which must be the same one, among the same packages."""
-    chosen = origin.model
     _refuse_other("packages", dict(origin.versions), versions())
-    loaded = load_model(
-        chosen.model,
-        revision=chosen.revision,
-        dtype=chosen.dtype,
-        device=chosen.device,
-        offline=chosen.offline,
-        builtin_class=chosen.builtin_class,
-    )
+    loaded = load_chosen(origin.model)
     _refuse_other("model", dict(origin.identity), loaded.identity)
     return loaded
 

@@ -28,7 +28,7 @@ from bertgeo_cli import registry
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.families import FAMILIES
 from bertgeo_cli.models import LoadedModel
-from bertgeo_cli.recording import EVERYTHING, run_pass
+from bertgeo_cli.recording import EVERYTHING, run_pass, threads
 from bertgeo_cli.report import write_table
 from bertgeo_cli.run import Pass, analyse_text, observe
 from bertgeo_cli.samples import SAMPLE_CORPUS
@@ -507,16 +507,6 @@ def written(loaded: LoadedModel, lines: Sequence[str], batch: int, folder: Path)
     return tables
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 Written = dict[tuple[int, int], dict[str, dict[str, bytes]]]
 """What was written, by number of threads and texts to a batch."""
 
@@ -540,6 +530,18 @@ def test_threads_and_batches_change_no_byte_of_any_table(
     first, *others = (tables[name] for tables in by_threads_and_batch.values())
     assert first
     assert all(other == first for other in others)
+
+
+def test_threads_change_no_byte_of_a_long_text(minilm: LoadedModel) -> None:
+    """From about a hundred tokens on LAPACK splits its sums by threads, unless told not to."""
+    text = Encoder(minilm.tokenizer, minilm.max_tokens).encode(" ".join(["the old river bank was green"] * 25))
+    analysis = registry.entries()["rank-collapse"].load()()
+    found = []
+    for count in (1, 2):
+        with threads(count):
+            found.append(analyse_text([analysis], minilm, text, Pass())[0])
+    assert len(text) > 100
+    assert same(found[0], found[1])
 
 
 # Heads

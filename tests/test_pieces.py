@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -16,18 +13,9 @@ from analyses.kit.maths import direction_sums, lengths
 from analyses.kit.pieces import CACHED, over_layers, runs, side_by_side
 from analyses.kit.record import ForwardRecord, ModelShape
 from analyses.kit.units import Kinds, Units
+from bertgeo_cli.recording import threads
 
 SHAPE = ModelShape("bert", heads=1, width=3, head_width=3, weight_layer=(0, 1))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @given(st.integers(0, 9), st.integers(0, 30), st.integers(1, 2 * CACHED))
