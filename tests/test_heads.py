@@ -486,7 +486,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
 def test_metric_alone_lists_the_metrics_without_a_model(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("bertgeo_cli.commands.load_model", None)
+    monkeypatch.setattr("bertgeo_cli.commands.load_chosen", None)
     done = run(*arguments)
     assert done.exit_code == 0, done.output
     for name in ("projection-kernel", "composition", *TEXT_METRICS):
