@@ -150,20 +150,24 @@ class Flow(Analysis[FlowState]):
         return _texts_table(state)
 
     def finalize(self, state: FlowState, record: ForwardRecord | None) -> Result:
-        table = _layers_table(state, {"cls": "[CLS]", "all": "every token"}.get(self.source, self.source))
+        table = _layers_table(state, self._origin)
         if state.counts.texts and not state.moments.count.any() and record is None:
             raise SettingsError(f"no text has a token {self.source!r} to start from", "Choose --from cls or all.")
         if record is None:
             tables = (table, self.per_text(state))
-            return Result(_headline(table), tables, (_layers_figure(state),), _notes(state))
+            return Result(_headline(table), tables, (_layers_figure(state, self._origin),), _notes(state))
         text = record.texts[0]
         if not (sources := self._sources(text)):
             raise SettingsError(*self._absent(text))
         paths = Paths(_means(state, record)[:, 0], sources)
-        figures = [_layers_figure(state), _coloured_text(state, paths, text)]
+        figures = [_layers_figure(state, self._origin), _coloured_text(state, paths, text)]
         if len(text) <= GRAPH_TOKENS and state.methods != ("attention",):
             figures.append(_graph(state, paths, text))
         return Result(_headline(table), (table, _pairs_table(state, paths, text)), tuple(figures), _notes(state))
+
+    @property
+    def _origin(self) -> str:
+        return {"cls": "[CLS]", "all": "every token"}.get(self.source, self.source)
 
     def _sources(self, text: TokenizedText) -> tuple[int, ...]:
         """Positions of the chosen sources; none when this text does not have them."""
@@ -286,7 +290,7 @@ PAIRS = {
 }
 
 
-def _layers_figure(state: FlowState) -> Figure:
+def _layers_figure(state: FlowState, origin: str) -> Figure:
     panels = tuple(
         Lines(_method_curves(state, value, methods), "layer", label, title, low=0.0)
         for value, methods, label, title in (
@@ -296,12 +300,12 @@ def _layers_figure(state: FlowState) -> Figure:
         )
         if set(methods) <= set(state.methods)
     )
-    note = "A flow at its bound says nothing about the source or the layers above the first."
-    note = note if "flow" in state.methods else ""
+    bounded = "A flow at its bound says nothing about the source or the layers above the first."
+    note = bounded if "flow" in state.methods else ""
     if (texts := state.counts.texts) > 1:
         note += f" Lines: mean over {texts} texts; bands: one standard deviation either side."
-    title = ", ".join(state.methods).capitalize()
-    return Figure("flow-layers", f"{title} by layer", panels, columns=len(panels), note=note.strip())
+    title = f"From {origin} to the input by layer: {', '.join(state.methods)}"
+    return Figure("flow-layers", title, panels, len(panels), note.strip())
 
 
 TITLES = {"attention": "Raw attention", "rollout": "Rollout", "flow": "Maximum flow, divided by its sum"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -166,9 +166,11 @@ def _(panel: Points, scale: None) -> list[Key]:
 
 @_keys.register
 def _(panel: Lines, scale: None) -> list[Key]:
-    named = any(series.label for series in panel.series)
-    labels, dashed = [s.label for s in panel.series], [s.dashed for s in panel.series]
-    return [LineKey(tuple(labels), tuple(dashed))] if named else []
+    return [_line_key(panel)] if any(series.label for series in panel.series) else []
+
+
+def _line_key(panel: Lines) -> LineKey:
+    return LineKey(tuple(s.label for s in panel.series), tuple(s.dashed for s in panel.series))
 
 
 def _scales(panels: Sequence[Panel]) -> list[ValueKey | None]:
@@ -272,6 +274,20 @@ class _Page:
         """Something to be said below the figure, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def line_colours(self, key: LineKey) -> list[str | style.Colour]:
+        """A colour for each curve; one that stands in several panels has the same in all of them."""
+        if len(set(key.labels)) < len(key.labels):  # curves that only their order tells apart
+            return _line_colours(key.dashed)
+        return [self._curves[label] for label in key.labels]
+
+    @cached_property
+    def _curves(self) -> dict[str, str | style.Colour]:
+        dashed: dict[str, bool] = {}
+        for panel in self.panels:
+            for series in panel.series if isinstance(panel, Lines) else ():
+                dashed.setdefault(series.label, series.dashed)
+        return dict(zip(dashed, _line_colours(list(dashed.values())), strict=True))
 
     def axes(self, box: Box, label: str = "") -> Axes:
         """Empty axes at a place on the page."""
@@ -474,7 +490,7 @@ def _(key: LineKey, page: _Page, box: Box) -> None:
     width, height = page.canvas.get_size_inches()
     handles = [
         Line2D([], [], color=colour, linestyle="--" if dashed else "-", label=label or "–")
-        for label, dashed, colour in zip(key.labels, key.dashed, _line_colours(key.dashed), strict=True)
+        for label, dashed, colour in zip(key.labels, key.dashed, page.line_colours(key), strict=True)
     ]
     page.canvas.legend(
         handles=handles,
@@ -718,7 +734,7 @@ def _(panel: Lines, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     _label_plane(axes, panel, page, box)
     if not any(np.isfinite(series.y).any() for series in panel.series):
         return _nothing(axes)
-    for series, colour in zip(panel.series, _line_colours([s.dashed for s in panel.series]), strict=True):
+    for series, colour in zip(panel.series, page.line_colours(_line_key(panel)), strict=True):
         _paint_series(axes, series, colour)
     _limit(axes, panel)
     _number(axes, box, whole=panel.whole)
