@@ -247,7 +247,8 @@ def _overview(state: AttentionState, names: tuple[str, ...]) -> Figure:
         )
         for name in shown
     )
-    note = f"Mean over the rows of {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
+    texts = state.counts.texts
+    note = f"Mean over query rows{f', then over {texts} texts' if texts > 1 else ''}."
     return Figure("attention-heads", "Attention by layer and head", panels, columns=min(3, len(panels)), note=note)
 
 

@@ -705,6 +705,7 @@ def _paint_tree(tree: Floats, page: _Page, box: Box) -> None:
     axes.set(ylim=(len(tree) + 0.5, -0.5), xlim=(start, 1.03 * highest or 1.0), yticks=[], xlabel="distance")
     places = _round_places(MaxNLocator(2), *axes.get_xlim())
     axes.set_xticks(places, labels=_numbers(places))
+    axes.get_xticklabels()[0].set_horizontalalignment("left")  # not into the last label of the map beside it
     axes.spines[["left", "top", "right"]].set_visible(False)
 
 

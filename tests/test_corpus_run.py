@@ -296,6 +296,11 @@ def test_a_changed_option_is_refused_by_name(
     assert files_of(stopped) == before
 
 
+def test_what_is_kept_of_every_text_may_not_change(fast: Run, corpus: str, stopped: Path) -> None:
+    without = [argument for argument in runs(corpus, "out", "--resume") if argument != "--per-text"]
+    assert_error(fast(*without), 2, "per_text was True, is False")
+
+
 def test_a_changed_corpus_and_a_changed_version_are_refused(
     fast: Run, corpus: str, tmp_path: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

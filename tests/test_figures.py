@@ -55,6 +55,15 @@ def attention(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(count, 0.2), size=count)
 
 
+def test_a_curve_has_one_colour_in_all_panels_of_a_figure(tmp_path: Path) -> None:
+    x, names = np.arange(3.0), (("attention", "rollout", "flow"), ("flow", "attention"))
+    panels = tuple(Lines(tuple(Series(name, x, x + at) for at, name in enumerate(row)), "x", "y") for row in names)
+    first, second = (axes.get_lines() for axes in draw(Figure("two", "Two", panels, columns=2)).axes)
+    assert to_rgba(first[2].get_color()) == to_rgba(second[0].get_color())
+    assert to_rgba(first[0].get_color()) == to_rgba(second[1].get_color())
+    assert len({to_rgba(line.get_color()) for line in first}) == 3
+
+
 def heat(count: int, title: str = "", **options: object) -> Heatmap:
     return Heatmap(attention(count), title, tokens(count), tokens(count), **options)  # type: ignore[arg-type]
 
