@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
-from .kit.pieces import runs, side_by_side
+from .kit.pieces import runs
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Lines, Result, Series, Table
 from .kit.spectra import (
@@ -189,8 +189,7 @@ class RankCollapse(Analysis[RankCollapseState]):
             state.moments.add(values)
             state.sample.add(record.texts[texts], values)
             if self.spectra:
-                spectra = partial(_spectra, state, record, kept)
-                state.spectra.add(side_by_side(spectra, range(texts.start, texts.stop)))
+                state.spectra.add([_spectra(state, record, kept, at) for at in range(texts.start, texts.stop)])
         state.counts.add([len(text) for text in record.texts])
 
     def _measured(self, record: ForwardRecord, depths: Sequence[int], texts: slice, kept: NDArray[np.intp]) -> Floats:

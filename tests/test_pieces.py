@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from analyses.kit import pieces
 from analyses.kit.maths import direction_sums, lengths
-from analyses.kit.pieces import CACHED, over_layers, runs, side_by_side
+from analyses.kit.pieces import CACHED, over_layers, runs
 from analyses.kit.record import ForwardRecord, ModelShape
 from analyses.kit.units import Kinds, Units
-from bertgeo_cli.recording import threads
 
 SHAPE = ModelShape("bert", heads=1, width=3, head_width=3, weight_layer=(0, 1))
 
@@ -23,16 +22,6 @@ def test_runs_hold_every_text_once_and_no_more_numbers_than_the_cache(start: int
     cuts = list(runs(slice(start, start + count), entries))
     assert [text for cut in cuts for text in range(cut.start, cut.stop)] == list(range(start, start + count))
     assert all(cut.stop - cut.start == 1 or (cut.stop - cut.start) * entries <= CACHED for cut in cuts)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_side_by_side_keeps_the_order_and_passes_errors_on(count: int) -> None:
-    with threads(count):
-        assert side_by_side(str, range(20)) == [str(number) for number in range(20)]
-        with pytest.raises(ZeroDivisionError):
-            side_by_side(lambda number: 1 // number, [1, 0])
-        with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
-            side_by_side(lambda number: np.ones(2) / np.zeros(2), [1, 2])
 
 
 @pytest.mark.parametrize("texts", [None, slice(1, 4)])

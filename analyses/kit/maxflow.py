@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
-from .pieces import side_by_side
-
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -59,12 +57,11 @@ def attention_flow(layers: Floats, sources: Sequence[int]) -> Floats:
     """
     if layers.ndim == 3:
         return attention_flow(layers[:, None], sources)[:, 0]
-    runs = list(_runs(layers.shape[1], layers.shape[-1] ** 3))
-    found = side_by_side(lambda texts: _by_greed(layers[:, texts], sources), runs)
+    found = [_by_greed(layers[:, texts], sources) for texts in _runs(layers.shape[1], layers.shape[-1] ** 3)]
     flows, left = (np.ascontiguousarray(np.concatenate(parts, axis=1)) for parts in zip(*found, strict=True))
     # Whole numbers: however many texts go into one graph, each gets the same flow.
-    depths = np.flatnonzero(left.any(axis=(1, 2, 3))).tolist()
-    side_by_side(lambda depth: _settle(layers[: depth + 1], sources, flows[depth], left[depth]), depths)
+    for depth in np.flatnonzero(left.any(axis=(1, 2, 3))):
+        _settle(layers[: depth + 1], sources, flows[depth], left[depth])
     return flows
 
 

@@ -1,26 +1,19 @@
-"""A batch cut into pieces that a core's cache holds, and worked on side by side.
+"""A batch cut into pieces that a core's cache holds.
 
 A whole batch at once would wait for memory, text by text most time would go to the number of calls. Texts never share
-a sum here: what a text gets does not depend on those beside it, nor on the number of threads.
+a sum here: what a text gets does not depend on those beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
-from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .record import ForwardRecord
 
 Floats = NDArray[np.float64]
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 
 CACHED = 2**17
 """Numbers to a piece: two arrays of that size (a mebibyte each) fit into a core's second-level cache."""
@@ -34,23 +27,6 @@ def runs(texts: slice, entries: int, most: int = CACHED) -> Iterator[slice]:
     """
     size = max(most // max(entries, 1), 1)
     return (slice(first, min(first + size, texts.stop)) for first in range(texts.start, texts.stop, size))
-
-
-def side_by_side(work: Callable[[Given], Found], parts: Sequence[Given]) -> list[Found]:
-    """`work` done on every part, in their order, on as many threads as torch has.
-
-    For NumPy's loops over large arrays, which run outside the interpreter's lock. Each part must stand for itself.
-
-    >>> side_by_side(abs, [-2, 1])
-    [2, 1]
-    """
-    threads = min(torch.get_num_threads(), len(parts))
-    if threads < 2:
-        return [work(part) for part in parts]
-    with ThreadPoolExecutor(threads) as pool:
-        # Each in a copy of this context: NumPy keeps there what it does at a division by zero.
-        waiting = [pool.submit(copy_context().run, work, part) for part in parts]
-        return [part.result() for part in waiting]
 
 
 def over_layers(
@@ -69,7 +45,7 @@ def over_layers(
     arrays = [record.of_layer(name, layer) for layer in layers]
     cuts = list(runs(texts, arrays[0][0].size)) if arrays else []
     parts = [(array, cut) for array in arrays for cut in cuts]
-    found = side_by_side(partial(_measured, measure), parts)
+    found = [_measured(measure, part) for part in parts]
     by_layer = [found[first : first + len(cuts)] for first in range(0, len(found), len(cuts))]
     # In one order in memory: otherwise later sums might be taken in an order that depends on the number of texts.
     return np.ascontiguousarray(np.stack([np.concatenate(values) for values in by_layer], axis=1))
