@@ -15,7 +15,7 @@ from bertgeo_cli import registry
 from bertgeo_cli.corpus import Encoder, batches, shards
 from bertgeo_cli.models import LoadedModel, load_model
 from bertgeo_cli.observation import Pass, Updates, needs_of, start
-from bertgeo_cli.recording import record
+from bertgeo_cli.recording import record_batch
 
 BOUNDS = {"rank-collapse": 0.25, "flow": 1.0}
 
@@ -31,10 +31,11 @@ def added(
     states, needs, updates = start(analyses, loaded), needs_of(analyses), Updates(analyses)
 
     def bare(batch: Sequence[TokenizedText]) -> None:
-        record(loaded, batch, needs=frozenset(), backend=how.backend)
+        record_batch(loaded, batch, needs=frozenset(), backend=how.backend)
 
     def whole(batch: Sequence[TokenizedText]) -> None:
-        updates(states, record(loaded, batch, needs=needs, backend=how.backend))
+        for recorded in record_batch(loaded, batch, needs=needs, backend=how.backend):
+            updates(states, recorded)
 
     parts = [batch for shard in shards(texts) for batch in batches(shard, how.batch_tokens)]
     plain, observed = least_by_part(bare, whole, parts, rounds)

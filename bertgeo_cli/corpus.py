@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, Literal
 
 from analyses.kit.record import TokenizedText
@@ -270,12 +270,17 @@ def shards(items: Iterable[TokenizedText], size: int = SHARD_TEXTS) -> Iterator[
 
 
 def batches(shard: Sequence[TokenizedText], batch_tokens: int) -> Iterator[list[TokenizedText]]:
-    """Texts of one token count together, shortest first, at most `batch_tokens` tokens (but one text) to a batch.
+    """Texts in the order of their token counts, at most `batch_tokens` tokens (but one text) to a batch.
 
     The order of texts is the same whatever `batch_tokens` is.
     """
-    ordered = sorted(shard, key=lambda text: (len(text), text.line, text.part))
-    for length, group in groupby(ordered, key=len):
-        texts = iter(group)
-        while batch := list(islice(texts, max(1, batch_tokens // length))):
+    batch: list[TokenizedText] = []
+    tokens = 0
+    for text in sorted(shard, key=lambda text: (len(text), text.line, text.part)):
+        if batch and tokens + len(text) > batch_tokens:
             yield batch
+            batch, tokens = [], 0
+        batch.append(text)
+        tokens += len(text)
+    if batch:
+        yield batch

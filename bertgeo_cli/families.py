@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -65,6 +65,14 @@ class Family:
         """Tokens that fit, special ones included. RoBERTa counts positions from the padding id + 1."""
         reserved = config.pad_token_id + 1 if self.positions_after_padding else 0
         return int(config.max_position_embeddings) - reserved
+
+    def positions(self, model: nn.Module, ids: Sequence[int]) -> Sequence[int]:
+        """The position of each token of one text, as the family counts them: RoBERTa skips padding ids in a text."""
+        if not self.positions_after_padding:
+            return range(len(ids))
+        embeddings: Any = model.get_submodule("embeddings")
+        counted = embeddings.create_position_ids_from_input_ids(torch.tensor([ids]), embeddings.padding_idx)
+        return [int(position) for position in counted[0]]
 
 
 BERT = Family("bert", "BertModel")

@@ -22,7 +22,7 @@ from .models import LoadedModel
 from .recording import records, threads
 
 BATCH_TOKENS = 1024
-"""Tokens to a batch: on two cores larger batches gain nothing and hold more memory."""
+"""Tokens to a pass: on two cores larger ones gain nothing and hold more memory."""
 
 Progress = Callable[[int], None]
 States = list[State]

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -73,22 +73,60 @@ class RecordingError(BertgeoError):
     exit_code = 4
 
 
-class Recorder:
-    """Collects references to the tensors of one pass, layer by layer, in the order in which layers report."""
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring texts of one token count in a batch whose texts lie end to end, and where in it they are."""
 
-    def __init__(self, needs: frozenset[str], backend: str):
+    texts: int
+    tokens: int
+    first: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """These texts of (1, token, ...), a view (text, token, ...)."""
+        return values[0, self.first : self.first + self.texts * self.tokens].unflatten(0, (self.texts, self.tokens))
+
+
+def parts_of(texts: Sequence[TokenizedText]) -> list[tuple[Part, list[TokenizedText]]]:
+    """The texts of a batch by token count, each run of neighbours that share one."""
+    found, first = [], 0
+    for tokens, alike in groupby(texts, len):
+        own = list(alike)
+        found.append((Part(len(own), tokens, first), own))
+        first += len(own) * tokens
+    return found
+
+
+class Recorder:
+    """Collects references to the tensors of one pass, layer by layer, in the order in which layers report.
+
+    With `parts`, the pass runs over texts that lie end to end; each part has layers of its own, and attention never
+    crosses from one text into another. Without, the pass is a plain one over (batch, token).
+    """
+
+    def __init__(self, needs: frozenset[str], backend: str, parts: Sequence[Part] | None = None):
         unknown = needs - EVERYTHING
         if unknown:
             raise ValueError(f"cannot record {sorted(unknown)}; choose from {sorted(EVERYTHING)}")
         self.needs = needs
         self.backend = backend
-        self.layers: dict[str, list[Tensor]] = {name: [] for name in sorted(needs)}
+        self.parts = parts
+        self.layers: list[dict[str, list[Tensor]]] = [
+            {name: [] for name in sorted(needs)} for _ in range(1 if parts is None else len(parts))
+        ]
         self.reporters: list[nn.Module] = []
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Keep a reference if the tensor was asked for."""
+        """Keep a reference to a tensor of all texts (batch, token, width), if it was asked for."""
         if name in self.needs:
-            self.layers[name].append(tensor)
+            for part, own in enumerate(self._cut(tensor)):
+                self._keep(part, name, own)
+
+    def _keep(self, part: int, name: str, tensor: Tensor) -> None:
+        if name in self.needs:
+            self.layers[part][name].append(tensor)
+
+    def _cut(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor] if self.parts is None else [part.of(tensor) for part in self.parts]
 
     def attend(
         self,
@@ -104,36 +142,42 @@ class Recorder:
         """Scaled dot-product attention that leaves a trace; the signature is transformers'."""
         self.reporters.append(module)
         scaling = query.size(-1) ** -0.5 if scaling is None else scaling
+        output = query.new_empty(query.size(0), query.size(2), query.size(1), value.size(3))
+        cuts = [self._cut(tensor.transpose(1, 2)) for tensor in (query, key, value)]
+        for part, (queries, keys, values, target) in enumerate(zip(*cuts, self._cut(output), strict=True)):
+            q, k, v = (tensor.transpose(1, 2) for tensor in (queries, keys, values))
+            target.copy_(self._attend(part, q, k, v, attention_mask, scaling).transpose(1, 2))
+        return output, None
+
+    def _attend(
+        self, part: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    ) -> Tensor:
+        """Head outputs (text, head, token, channel) of texts of one token count."""
         for name, tensor in (("q", query), ("k", key), ("v", value)):
-            self.keep(name, tensor)
+            self._keep(part, name, tensor)
         if self.backend == "eager":
-            attention = self._attention(query, key, attention_mask, scaling)
-            output = torch.matmul(attention, value)
+            output = torch.matmul(self._attention(part, query, key, mask, scaling), value)
         else:
             if self.needs & {"scores", "attention"}:
-                self._attention(query, key, attention_mask, scaling)
-            attention = None
-            output = nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=attention_mask, scale=scaling
-            )
-        self.keep("head_outputs", output)
-        return output.transpose(1, 2).contiguous(), attention
+                self._attention(part, query, key, mask, scaling)
+            output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        self._keep(part, "head_outputs", output)
+        return output
 
-    def _attention(self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    def _attention(self, part: int, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
         # In place: the same bits as transformers' own, without two more matrices to fetch memory for.
         scores = torch.matmul(query, key.transpose(2, 3)).mul_(scaling)
         if mask is not None:
             scores.add_(mask)
-        self.keep("scores", scores)
+        self._keep(part, "scores", scores)
         attention = nn.functional.softmax(scores, dim=-1)
-        self.keep("attention", attention)
+        self._keep(part, "attention", attention)
         return attention
 
 
 @contextmanager
-def recording(loaded: LoadedModel, needs: frozenset[str], backend: str = "eager") -> Iterator[Recorder]:
-    """Passes run inside are recorded. On leaving, hooks, registry and configuration are as they were before."""
-    recorder = Recorder(needs, backend)
+def recording(loaded: LoadedModel, recorder: Recorder) -> Iterator[None]:
+    """A pass run inside is recorded. On leaving, hooks, registry and configuration are as they were before."""
     name = f"bertgeo_{uuid.uuid4().hex}"
     config: Any = loaded.model.config
     before = config._attn_implementation
@@ -144,7 +188,7 @@ def recording(loaded: LoadedModel, needs: frozenset[str], backend: str = "eager"
         config._attn_implementation = name
         handles.extend(_hook_blocks(loaded, recorder))
         loaded.model.eval()
-        yield recorder
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -187,7 +231,7 @@ def _keeper(recorder: Recorder, entering: str | None, leaving: str) -> Any:
 
 def _depth_zero(recorder: Recorder) -> Any:
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not recorder.layers["hidden_states"]:
+        if not recorder.layers[0]["hidden_states"]:
             recorder.keep("hidden_states", arguments[0] if arguments else keywords["hidden_states"])
 
     return hook
@@ -206,13 +250,25 @@ def run_pass(
 
     Raises: RecordingError when a layer did not report exactly once.
     """
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    recorder = Recorder(needs, backend)
+    _pass(loaded, recorder, ids, segments, mask)
+    return recorder.layers[0]
+
+
+def _pass(
+    loaded: LoadedModel,
+    recorder: Recorder,
+    ids: Tensor,
+    segments: Tensor | None,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> None:
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     if loaded.segments:
         inputs["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
-    with torch.inference_mode(), recording(loaded, needs, backend) as recorder:
+    with torch.inference_mode(), recording(loaded, recorder):
         loaded.model(**inputs)
     _check_complete(recorder, loaded)
-    return recorder.layers
 
 
 def _check_complete(recorder: Recorder, loaded: LoadedModel) -> None:
@@ -227,7 +283,8 @@ def _check_complete(recorder: Recorder, loaded: LoadedModel) -> None:
     layers = loaded.shape.layers
     wrong += [
         f"{name}: {len(tensors)} of {layers + (name == 'hidden_states')}"
-        for name, tensors in recorder.layers.items()
+        for part in recorder.layers
+        for name, tensors in part.items()
         if len(tensors) != layers + (name == "hidden_states")
     ]
     if wrong:
@@ -243,36 +300,62 @@ def record(
     """The recorded pass over texts of one token count. Raises ValueError when their lengths differ."""
     lengths = {len(text) for text in texts}
     if len(lengths) != 1:
-        raise ValueError(f"a batch holds texts of one token count, not {sorted(lengths)}: there is no padding")
-    ids = torch.tensor([text.ids for text in texts], device=loaded.device)
-    segments = torch.tensor([text.segment for text in texts], device=loaded.device)
-    return ForwardRecord(loaded.shape, texts, run_pass(loaded, ids, segments, needs=needs, backend=backend))
+        raise ValueError(f"a record holds texts of one token count, not {sorted(lengths)}: there is no padding")
+    return record_batch(loaded, texts, needs=needs, backend=backend)[0]
+
+
+def record_batch(
+    loaded: LoadedModel, texts: Sequence[TokenizedText], *, needs: frozenset[str], backend: str = "eager"
+) -> list[ForwardRecord]:
+    """One pass over texts of any token counts, a record for each run of neighbours that share one.
+
+    There is no padding: the texts lie end to end, positions begin anew with each, and attention stays inside. What
+    works token by token then gets matrices of one good size, however rare a length is.
+    """
+    parts, alike = zip(*parts_of(texts), strict=True)
+    recorder = Recorder(needs, backend, parts)
+    _pass(
+        loaded,
+        recorder,
+        ids=_end_to_end([text.ids for text in texts], loaded),
+        segments=_end_to_end([text.segment for text in texts], loaded),
+        positions=_end_to_end([loaded.family.positions(loaded.model, text.ids) for text in texts], loaded),
+    )
+    return [ForwardRecord(loaded.shape, own, layers) for own, layers in zip(alike, recorder.layers, strict=True)]
+
+
+def _end_to_end(values: Iterable[Sequence[int]], loaded: LoadedModel) -> Tensor:
+    return torch.tensor([[value for own in values for value in own]], device=loaded.device)
 
 
 def records(
     loaded: LoadedModel, batches: Iterable[Sequence[TokenizedText]], *, needs: frozenset[str], backend: str = "eager"
 ) -> Iterator[ForwardRecord]:
-    """The recorded passes over many batches, in their order, as many at a time as torch has threads.
+    """The records of many batches, in their order, as many passes at a time as torch has threads.
 
     On a CPU a pass on each core is faster than all cores on one pass, and the caller's work on a record goes on beside
     the next passes. While this runs, torch has one thread here too.
     """
     cores = torch.get_num_threads()
     if loaded.device != "cpu" or cores < 2:
-        yield from (record(loaded, batch, needs=needs, backend=backend) for batch in batches)
+        for batch in batches:
+            yield from record_batch(loaded, batch, needs=needs, backend=backend)
         return
     lanes = _lanes_of(loaded, cores)
-    waiting: deque[Future[ForwardRecord]] = deque()
+    waiting: deque[_Recorded] = deque()
     with threads(1):
         try:
             for batch in batches:
                 waiting.append(lanes.submit(batch, needs, backend))
                 if len(waiting) > cores:
-                    yield waiting.popleft().result()
+                    yield from waiting.popleft().result()
             while waiting:
-                yield waiting.popleft().result()
+                yield from waiting.popleft().result()
         finally:
             wait([future for future in waiting if not future.cancel()])
+
+
+_Recorded = Future[list[ForwardRecord]]
 
 
 class _Lanes:
@@ -284,7 +367,7 @@ class _Lanes:
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(threads, initializer=self._begin)
 
-    def submit(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> Future[ForwardRecord]:
+    def submit(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> _Recorded:
         """Have a batch recorded."""
         return self._pool.submit(self._record, batch, needs, backend)
 
@@ -292,8 +375,8 @@ class _Lanes:
         torch.set_num_threads(1)
         self._own.loaded = self._twins.pop()
 
-    def _record(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> ForwardRecord:
-        return record(self._own.loaded, batch, needs=needs, backend=backend)
+    def _record(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> list[ForwardRecord]:
+        return record_batch(self._own.loaded, batch, needs=needs, backend=backend)
 
 
 _LANES: WeakKeyDictionary[nn.Module, _Lanes] = WeakKeyDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from collections import Counter
@@ -421,13 +422,15 @@ def test_policies_leave_no_truncation_behind(encoder: Encoder) -> None:
 
 # Shards and batches
 
+LENGTHS = (5, 1, 5, 2, 1, 5, 9, 2, 5)
+
 
 def texts_of(encoder: Encoder, lengths: Sequence[int]) -> list[TokenizedText]:
     return [encoder.encode(" ".join(["cat"] * length), line=line) for line, length in enumerate(lengths, start=1)]
 
 
 def test_f5_the_order_of_texts_does_not_depend_on_the_batch(encoder: Encoder) -> None:
-    shard = texts_of(encoder, [5, 1, 5, 2, 1, 5, 9, 2, 5])
+    shard = texts_of(encoder, LENGTHS)
     orders = {
         tuple(text.line for batch in batches(shard, size) for text in batch) for size in (1, 7, 14, 21, 64, 10_000)
     }
@@ -435,11 +438,11 @@ def test_f5_the_order_of_texts_does_not_depend_on_the_batch(encoder: Encoder) ->
 
 
 @pytest.mark.parametrize("size", [1, 8, 20, 1000])
-def test_batches_hold_one_length_and_no_more_tokens_than_asked(encoder: Encoder, size: int) -> None:
-    shard = texts_of(encoder, [5, 1, 5, 2, 1, 5, 9, 2, 5])
-    for batch in batches(shard, size):
-        assert len({len(text) for text in batch}) == 1
-        assert len(batch) == 1 or sum(map(len, batch)) <= size
+def test_batches_hold_as_many_texts_as_fit_into_the_tokens_asked_for(encoder: Encoder, size: int) -> None:
+    found = [[len(text) for text in batch] for batch in batches(texts_of(encoder, LENGTHS), size)]
+    assert [length for batch in found for length in batch] == [length + 2 for length in sorted(LENGTHS)]
+    assert all(len(batch) == 1 or sum(batch) <= size for batch in found)
+    assert all(sum(batch) + following[0] > size for batch, following in itertools.pairwise(found))
 
 
 def test_parts_of_one_line_stay_in_order(encoder: Encoder) -> None:

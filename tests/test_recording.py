@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from analyses.attention import Attention
 from analyses.kit.record import AXES, NotRecordedError, TokenizedText
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.recording import EVERYTHING, RecordingError, record, records, run_pass, twin
+from bertgeo_cli.recording import BACKENDS, EVERYTHING, RecordingError, record, record_batch, records, run_pass, twin
 from bertgeo_cli.run import Pass, analyse_text
 
 TEXT = "The cats sat on the mat."
@@ -372,6 +372,53 @@ def test_batches_of_one_and_of_thirty_two_give_the_same_bits(minilm: LoadedModel
         assert_same_bits(alone, {name: [tensor[at : at + 1] for tensor in layers] for name, layers in together.items()})
 
 
+# Texts of any token counts in one pass
+
+
+def of_ids(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> list[TokenizedText]:
+    some = encode(loaded)
+    return [
+        replace(
+            some,
+            line=line,
+            ids=tuple(ids),
+            segment=tuple(int(at > 3) for at in range(len(ids))),
+            tokens=("",) * len(ids),
+        )
+        for line, ids in enumerate(rows, start=1)
+    ]
+
+
+@needs_mkl
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_texts_of_any_lengths_in_one_pass_are_those_alone_bit_for_bit(case: Case, backend: str) -> None:
+    ids, _, _ = case.inputs("none")
+    padding = int(case.plain.config.pad_token_id)
+    rows = [ids[0, :4].tolist(), ids[1, :4].tolist(), ids[2, :6].tolist(), [*ids[0, :5].tolist(), padding, 9, 8, 7]]
+    found = record_batch(case.loaded, of_ids(case.loaded, rows), needs=EVERYTHING, backend=backend)
+    assert [[text.ids for text in recorded.texts] for recorded in found] == [
+        [tuple(rows[0]), tuple(rows[1])],
+        [tuple(rows[2])],
+        [tuple(rows[3])],
+    ]
+    for recorded in found:
+        for at, text in enumerate(recorded.texts):
+            alone = run_pass(
+                case.loaded, torch.tensor([text.ids]), torch.tensor([text.segment]), needs=EVERYTHING, backend=backend
+            )
+            own = {
+                name: [recorded.layer(name, layer)[at : at + 1] for layer in range(len(alone[name]))] for name in alone
+            }
+            assert_same_bits(own, alone)
+
+
+def test_more_tokens_than_a_model_has_positions_go_through_in_one_pass(minilm: LoadedModel) -> None:
+    texts = [encode(minilm, "the cat sat on the mat " * 30)] * 4
+    found = record_batch(minilm, texts, needs=frozenset({"hidden_states"}))
+    assert sum(map(len, texts)) > minilm.max_tokens
+    assert torch.equal(found[0].hidden_states[0], found[0].hidden_states[3])
+
+
 # Passes side by side
 
 
@@ -417,8 +464,8 @@ def test_passes_side_by_side_leave_model_and_threads_as_they_were(tiny_model: Lo
 
 def test_an_error_in_a_pass_beside_others_comes_through(tiny_model: LoadedModel, two_threads: None) -> None:
     batches = alone(tiny_model)
-    batches[2] = [*batches[0], *batches[1]]  # two lengths: no batch
-    with pytest.raises(ValueError, match="one token count"):
+    batches[2] = [replace(text, ids=(10**6, *text.ids[1:])) for text in batches[2]]  # no such token
+    with pytest.raises(IndexError):
         list(records(tiny_model, batches, needs=EVERYTHING))
     assert torch.get_num_threads() == 2
 
