@@ -73,14 +73,12 @@ class TokenMatrices:
     @cached_property
     def residual_composite(self) -> Floats:
         """|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf)."""
-        return _ratio(composite_norm(self._rest), composite_norm(self.states))
+        return self._residuals[0]
 
     @cached_property
     def residual_frobenius(self) -> Floats:
         """|X - 1 mean|_F / |X|_F."""
-        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
-        rest, mean = frobenius_norm(self._rest), frobenius_norm(self._mean)
-        return _ratio(rest, np.sqrt(rest**2 + self.n * mean**2))
+        return self._residuals[1]
 
     @cached_property
     def effective_rank(self) -> Floats:
@@ -102,12 +100,15 @@ class TokenMatrices:
         return singular_values_by_gram(self.states)
 
     @cached_property
-    def _mean(self) -> Floats:
-        return torch.from_numpy(self.states).mean(dim=-2, keepdim=True).numpy()
-
-    @cached_property
-    def _rest(self) -> Floats:
-        return torch.from_numpy(self.states).sub(torch.from_numpy(self._mean)).numpy()
+    def _residuals(self) -> tuple[Floats, Floats]:
+        """Both relative residuals, from one array of X - 1 mean."""
+        states = torch.from_numpy(self.states)
+        mean = states.mean(dim=-2, keepdim=True)
+        rest = states.sub(mean).numpy()
+        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
+        part, middle = frobenius_norm(rest), frobenius_norm(mean.numpy())
+        composite = composite_norm(rest, out=rest), composite_norm(self.states, out=rest)
+        return _ratio(*composite), _ratio(part, np.sqrt(part**2 + self.n * middle**2))
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:
@@ -194,7 +195,10 @@ class RankCollapse(Analysis[RankCollapseState]):
 
     def _measured(self, record: ForwardRecord, depths: Sequence[int], texts: slice, kept: NDArray[np.intp]) -> Floats:
         """The metrics (text, depth, metric) of some depths."""
-        states = torch.stack([record.layer("hidden_states", depth)[texts] for depth in depths], dim=1).double().cpu()
+        layers = [record.layer("hidden_states", depth)[texts] for depth in depths]
+        states = torch.empty(len(layers[0]), len(depths), *layers[0].shape[1:], dtype=torch.float64)
+        for at, layer in enumerate(layers):
+            states[:, at] = layer
         tokens = TokenMatrices((states if len(kept) == states.shape[2] else states[:, :, kept]).numpy())
         return np.stack([tokens.value(name) for name in self._names()], axis=-1)
 

@@ -119,9 +119,9 @@ def test_three_tokens_by_hand(backend: str, scaling: float | None) -> None:
     np.testing.assert_allclose(
         np.round(weights, 3), [[0.506, 0.186, 0.307], [0.186, 0.506, 0.307], [0.274, 0.274, 0.452]]
     )
-    np.testing.assert_allclose(recorder.layers["scores"][0][0, 0], np.array(PRODUCTS) / 2, rtol=1e-12)
-    np.testing.assert_allclose(recorder.layers["attention"][0][0, 0], weights, rtol=1e-12)
-    np.testing.assert_allclose(recorder.layers["head_outputs"][0][0, 0], outputs, rtol=1e-12)
+    np.testing.assert_allclose(recorder.layers[0]["scores"][0][0, 0], np.array(PRODUCTS) / 2, rtol=1e-12)
+    np.testing.assert_allclose(recorder.layers[0]["attention"][0][0, 0], weights, rtol=1e-12)
+    np.testing.assert_allclose(recorder.layers[0]["head_outputs"][0][0, 0], outputs, rtol=1e-12)
     np.testing.assert_allclose(output[0, :, 0], outputs, rtol=1e-12)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -23,8 +24,9 @@ def normalised_rows(weights: Floats) -> Floats:
     >>> normalised_rows(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
     [[0.25, 0.75], [0.0, 0.0]]
     """
-    total = weights.sum(axis=-1, keepdims=True)
-    return weights / np.where(total > 0, total, 1.0)
+    rows = torch.from_numpy(weights)  # short rows cost NumPy twice as much, here and below
+    total = rows.sum(dim=-1, keepdim=True)
+    return (rows / torch.where(total > 0, total, 1.0)).numpy()
 
 
 def entropy(weights: Floats) -> Floats:
@@ -35,9 +37,8 @@ def entropy(weights: Floats) -> Floats:
     >>> entropy(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])).round(6).tolist()
     [0.0, 0.693147]
     """
-    logarithms = np.maximum(weights, SMALLEST)
-    np.log(logarithms, out=logarithms)
-    value: Floats = np.maximum(0.0, 0.0 - np.einsum("...k,...k->...", weights, logarithms))
+    rows = torch.from_numpy(weights)
+    value: Floats = rows.clamp_min(SMALLEST).log_().mul_(rows).sum(dim=-1).neg_().clamp_min_(0.0).add_(0.0).numpy()
     bound = np.log(max(weights.shape[-1], 1))
     over = value > bound
     if over.any():
@@ -74,11 +75,11 @@ def mean_of_rows(values: Floats) -> Floats:
     [1.5, nan]
     """
     seen = ~np.isnan(values)
-    if seen.all():
-        count, known, low, high = np.asarray(values.shape[-1]), values, values, values
-    else:
-        count = seen.sum(axis=-1)
-        known, low, high = (np.where(seen, values, absent) for absent in (0.0, np.inf, -np.inf))
+    if values.size and seen.all():
+        rows = torch.from_numpy(values)
+        return rows.mean(dim=-1).clamp(rows.amin(dim=-1), rows.amax(dim=-1)).numpy()
+    count = seen.sum(axis=-1)
+    known, low, high = (np.where(seen, values, absent) for absent in (0.0, np.inf, -np.inf))
     mean = known.sum(axis=-1) / np.maximum(count, 1)
     least, most = low.min(axis=-1, initial=np.inf), high.max(axis=-1, initial=-np.inf)
     return np.where(count > 0, np.minimum(np.maximum(mean, least), most), np.nan)
