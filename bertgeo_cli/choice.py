@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,9 @@ def _typed(what: str, value: Any, hint: Any, extra: Mapping[str, Any]) -> Any:
     if hint is bool:
         return _one_of(what, text.lower(), TRUTH)
     if hint is int:
-        return _whole(what, text, extra.get("min"))
+        return int(_number(what, text, extra.get("min"), int, "a whole number"))
+    if hint is float:
+        return _number(what, text, extra.get("min"), float, "a number")
     options = typing.get_args(hint)
     return _one_of(what, text, {option: option for option in options}) if options else text
 
@@ -115,11 +117,11 @@ def _one_of(what: str, text: str, values: Mapping[str, Any]) -> Any:
     return values[text]
 
 
-def _whole(what: str, text: str, least: int | None) -> int:
+def _number(what: str, text: str, least: float | None, kind: Callable[[str], float], name: str) -> float:
     try:
-        value = int(text)
+        value = kind(text)
     except ValueError:
-        raise UsageError(f"{what} cannot be {text!r}", "Give a whole number.") from None
-    if least is not None and value < least:
+        raise UsageError(f"{what} cannot be {text!r}", f"Give {name}.") from None
+    if least is not None and not value >= least:
         raise UsageError(f"{what} cannot be {value}", f"Give {least} or more.")
     return value
