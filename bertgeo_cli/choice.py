@@ -52,6 +52,17 @@ def _options(field: dataclasses.Field[Any]) -> list[str]:
     return [name.removeprefix("--") for name in field.metadata.get("names", ())]
 
 
+def asked_of_texts(analyses: Analyses, *, given: bool) -> Analyses:
+    """What is asked of texts: the analyses that read them, and the companions of those that read weights.
+
+    Companions are asked when there are texts: `given` by the user, or read by another analysis anyway.
+    """
+    if not given and not any(analysis.needs for analysis in analyses.values()):
+        return {}
+    asked = {name: analysis if analysis.needs else analysis.on_texts() for name, analysis in analyses.items()}
+    return {name: analysis for name, analysis in asked.items() if analysis is not None}
+
+
 def settings_of(analysis: Analysis[Any]) -> dict[str, Any]:
     """The settings as `analysis_of` takes them back."""
     return {name: getattr(value, "text", value) for name, value in vars(analysis).items()}

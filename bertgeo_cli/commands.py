@@ -9,7 +9,7 @@ from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.result import Table
 
 from . import formats, report, screen
-from .choice import Analyses, chosen_analyses
+from .choice import Analyses, asked_of_texts, chosen_analyses
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
@@ -55,8 +55,7 @@ def analyse(
         screen.show_listing(listing, as_json=output.json)
         return
     _refuse_conflicts(texts)
-    _refuse_unread(analysis, texts)
-    _refuse_corpus_options(analysis, texts, runs)
+    _refuse_unread({name: analysis}, texts, runs)
     _report(name, {name: analysis}, texts, model, output, runs, run)
 
 
@@ -70,10 +69,7 @@ def run(
 ) -> None:
     """Run several analyses over a corpus in one pass, write one report and print every headline."""
     analyses = chosen_analyses(choice)
-    if not any(analysis.needs for analysis in analyses.values()):
-        for analysis in analyses.values():
-            _refuse_unread(analysis, texts)
-            _refuse_corpus_options(analysis, texts, runs)
+    _refuse_unread(analyses, texts, runs)
     _report("run", analyses, texts, model, output, runs, how)
 
 
@@ -86,7 +82,7 @@ def _report(
     runs: CorpusRunOptions,
     run: RunOptions,
 ) -> None:
-    if any(analysis.needs for analysis in analyses.values()):
+    if asked_of_texts(analyses, given=texts.given):
         formats.check(texts)
     name = f"{command}-{runs.shard.replace('/', '-of-')}" if runs.shard else command
     folder = output.output or Path("bertgeo-report") / name
@@ -149,18 +145,21 @@ def _listing(analysis: Analysis[Any]) -> Table | None:
         raise UsageError(str(error), error.hint) from None
 
 
-def _refuse_unread(analysis: Analysis[Any], texts: InputOptions | CorpusInput) -> None:
-    if not analysis.needs and texts.typed:
-        given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
-        raise UsageError(f"{given} was given, but this reads the model's weights alone", "Leave it out.")
-
-
-def _refuse_corpus_options(analysis: Analysis[Any], texts: InputOptions | CorpusInput, runs: CorpusRunOptions) -> None:
-    if analysis.needs and texts.text is None:
+def _refuse_unread(analyses: Analyses, texts: InputOptions | CorpusInput, runs: CorpusRunOptions) -> None:
+    reads = bool(asked_of_texts(analyses, given=texts.given))
+    if not reads and texts.typed:
+        what = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
+        hint = "Give a text or --corpus with it, or leave it out." if _may_read(analyses) else "Leave it out."
+        raise UsageError(f"{what} was given, but this reads the model's weights alone", hint)
+    if reads and texts.text is None:
         return
     given = [name for name in vars(runs) if getattr(runs, name) != getattr(CorpusRunOptions, name)]
     if given:
         raise UsageError(f"--{given[0].replace('_', '-')} is for a corpus", "Leave it out, or give --corpus.")
+
+
+def _may_read(analyses: Analyses) -> bool:
+    return bool(asked_of_texts(analyses, given=True))
 
 
 def _refuse_conflicts(texts: InputOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -33,7 +33,7 @@ def plan(texts: Iterable[TokenizedText], how: Pass, shard_texts: int) -> dict[st
 
 
 def bytes_on_disk(
-    analyses: Mapping[str, Analysis[Any]],
+    analyses: Sequence[Analysis[Any]],
     loaded: LoadedModel,
     example: TokenizedText | None,
     texts: int,
@@ -44,7 +44,7 @@ def bytes_on_disk(
 ) -> int:
     """About how many bytes the report will have: measured on one text, the sampled and per-text rows multiplied."""
     total = LINE_BYTES * texts
-    for analysis in analyses.values():
+    for analysis in analyses:
         read = [example] if example and analysis.needs else []
         state = observe([analysis], loaded, read, how)[0]
         result, of_text = finalize([analysis], [state], None)[0], analysis.per_text(state)

@@ -14,7 +14,7 @@ from analyses.kit.result import Result
 
 from . import checkpoint, estimate, provenance, report, runners, screen
 from .checkpoint import Checkpoint
-from .choice import Analyses, settings_of
+from .choice import Analyses, asked_of_texts, settings_of
 from .corpus import Shard, cut
 from .errors import BertgeoError, StoppedError, UsageError
 from .models import LoadedModel
@@ -52,8 +52,8 @@ class Job:
 
     @property
     def of_texts(self) -> Analyses:
-        """The analyses that read texts."""
-        return {name: analysis for name, analysis in self.analyses.items() if analysis.needs}
+        """What is asked of texts, by the name of the analysis."""
+        return asked_of_texts(self.analyses, given=self.source.options.given)
 
     @property
     def of_weights(self) -> Analyses:
@@ -94,7 +94,7 @@ class Job:
 
     def check(self) -> None:
         """Raise UsageError for what cannot be run, before any work."""
-        start(list(self.analyses.values()), self.loaded)
+        start([*self.of_weights.values(), *self.of_texts.values()], self.loaded)
         again = self.runs.resume or self.part[1] > 1
         if self.reads_corpus and again and not self.source.is_rereadable:
             raise UsageError(f"{self.source.name} cannot be read again", "Give the corpus as a file.")
@@ -103,7 +103,7 @@ class Job:
         """Texts, tokens, forward passes and shards of the run, and about how many bytes it will leave on disk."""
         first, texts = estimate.first_and_all(self.source.texts() if self.of_texts else ())
         counts = estimate.plan(texts, self.how, self.runs.shard_texts)
-        analyses = self.analyses if first else self.of_weights
+        analyses = [*self.of_weights.values(), *(self.of_texts.values() if first else ())]
         size = estimate.bytes_on_disk(
             analyses, self.loaded, first, counts["texts"], how=self.how, per_text=self.runs.per_text, figures=figures
         )
@@ -133,24 +133,28 @@ class Job:
 
         A job of an array leaves its states instead, and the first the answers that need no texts.
         """
-        found: dict[str, Result] = {}
+        weights: dict[str, Result] = {}
         if self.of_weights and self.part[0] == 1:
-            found |= _named(self.of_weights, analyse_weights(list(self.of_weights.values()), self.loaded))
+            weights = _named(self.of_weights, analyse_weights(list(self.of_weights.values()), self.loaded))
+        texts: dict[str, Result] = {}
         if kept is not None:
-            found |= self._corpus(draft, kept)
+            texts = self._corpus(draft, kept)
         elif self.of_texts:
-            found |= self._text()
+            texts = self._text()
         else:
             self.read = {"kind": "weights"}
+        joined = {name: weights[name].joined(texts[name]) for name in weights.keys() & texts.keys()}
+        found = weights | texts | joined
         return {name: found[name] for name in self.analyses if name in found}
 
     def describe(
         self, results: Mapping[str, Result], written: report.Written, formats: Mapping[str, str]
     ) -> dict[str, Any]:
         """What run.json says."""
+        answers = provenance.contents(results)
         content = provenance.run_content(
             self.command,
-            provenance.describe_analyses(self.analyses, results, written.notes),
+            provenance.describe_analyses(self.analyses, answers, written.notes),
             self.read,
             provenance.reading(self.source.options),
             provenance.model_and_arithmetic(self.loaded, self.how),
@@ -158,7 +162,9 @@ class Job:
             self.remarks,
             written.files,
         )
-        return content | ({"part": self.for_merging} if self.runs.shard else {})
+        if not self.runs.shard:
+            return content
+        return content | {"part": self.for_merging | {"answers": answers, "figure_notes": written.notes}}
 
     def _text(self) -> dict[str, Result]:
         text, limit = self.source.single(), self.loaded.max_tokens

@@ -16,7 +16,7 @@ from analyses.kit.result import Result
 
 from . import provenance, report, screen
 from .checkpoint import Checkpoint
-from .choice import Analyses, analysis_of
+from .choice import Analyses, analysis_of, asked_of_texts
 from .errors import BertgeoError, UsageError
 from .formats import Layout
 from .job import STATES, answers
@@ -68,8 +68,8 @@ class Merge:
 
     @property
     def of_texts(self) -> Analyses:
-        """Those that read texts; the others' answers are the first job's."""
-        return {name: analysis for name, analysis in self.analyses.items() if analysis.needs}
+        """What was asked of texts; the answers of the weights are the first job's."""
+        return asked_of_texts(self.analyses, given=True)
 
     def results(self, draft: Path) -> dict[str, Result]:
         """The answers to the whole corpus; lines.csv and what the jobs wrote of every text go into the draft."""
@@ -90,13 +90,26 @@ class Merge:
     ) -> dict[str, Any]:
         """What run.json says: the same as after a run of one job."""
         first = self.runs[1]
-        described = provenance.describe_analyses(self.analyses, results, written.notes)
-        described |= {name: first["analyses"][name] for name in self.analyses if name not in results}
+        described = provenance.describe_analyses(self.analyses, *self._answers(results, written))
         origin = {name: first[name] for name in ("model", "arithmetic", "versions")}
         options = first["input_options"]
         return provenance.run_content(
             self.command, described, self.source, options, origin, formats, self.remarks, written.files
         )
+
+    def _answers(
+        self, results: Mapping[str, Result], written: report.Written
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
+        """What all answers hold, by analysis, and the notes about their figures: the first job's, and behind them ours.
+
+        The first job answered what is asked of weights.
+        """
+        first = self.runs[1]["part"]
+        answers, notes = dict(first["answers"]), dict(first["figure_notes"])
+        for name, answer in provenance.contents(results).items():
+            answers[name] = provenance.joined(answers[name], answer) if name in answers else answer
+            notes[name] = list(dict.fromkeys([*notes.get(name, []), *written.notes[name]]))
+        return answers, notes
 
     def _observed(self, draft: Path) -> Observed:
         modules = [type(analysis).__module__ for analysis in self.of_texts.values()]
@@ -150,7 +163,7 @@ def _rows(stream: Any) -> Iterator[dict[str, str]]:
 def _run(folder: Path) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        for name in ("job", "shards", "special_tokens", "advice", "sha256"):
+        for name in ("job", "shards", "special_tokens", "advice", "answers", "figure_notes", "sha256"):
             run["part"][name]
         for name in ("jobs", "analyses", "corpus", "command"):
             run["part"]["manifest"][name]

@@ -110,7 +110,8 @@ def start(analyses: Sequence[Analysis[Any]], loaded: LoadedModel) -> States:
     """The empty states. Raises UsageError for settings that the model cannot satisfy."""
     weights = loaded.head_weights() if any(analysis.needs_weights for analysis in analyses) else None
     try:
-        return [analysis.start(loaded.shape, weights if analysis.needs_weights else None) for analysis in analyses]
+        with one_thread():
+            return [analysis.start(loaded.shape, weights if analysis.needs_weights else None) for analysis in analyses]
     except SettingsError as error:
         raise UsageError(str(error), error.hint) from None
 
@@ -138,10 +139,11 @@ def observe_groups(
 ) -> dict[str, States]:
     """The states of one shard by group of texts; all groups share the forward passes."""
     groups: dict[str, States] = {}
+    empty = start(analyses, loaded)
     needs, updates = needs_of(analyses), Updates(analyses)
     for recorded in records(loaded, batches(texts, how.batch_tokens), needs=needs, backend=how.backend):
         for group, own in _by_group(recorded, group_of):
-            updates(groups.get(group) or groups.setdefault(group, start(analyses, loaded)), own)
+            updates(groups.get(group) or groups.setdefault(group, merged_states(empty, empty)), own)
         progress(len(recorded.texts))
     return groups
 
@@ -203,7 +205,7 @@ def observe_shard(
         left_out = {(failure.line, failure.part) for failure in failures}
         groups = _observed_groups(task, loaded, [text for text in texts if (text.line, text.part) not in left_out])
     tables = _tables(task, groups) if task.per_text else {}
-    groups = {group: _limited(task, states) for group, states in groups.items()}
+    groups = {group: [state.lasting() for state in _limited(task, states)] for group, states in groups.items()}
     return ShardResult(Observed(groups, tuple(failures), len(texts) - len(failures)), tables)
 
 

@@ -117,6 +117,11 @@ class CorpusOptions:
     )
     typed: frozenset[str] = frozenset()
 
+    @property
+    def given(self) -> bool:
+        """Whether the user names texts, so that it is not the sample that would be read."""
+        return self.corpus is not None
+
 
 @dataclass(frozen=True)
 class InputOptions(CorpusOptions):
@@ -126,6 +131,11 @@ class InputOptions(CorpusOptions):
         None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
     )
     pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
+
+    @property
+    def given(self) -> bool:
+        """Whether the user names a text or texts."""
+        return self.text is not None or super().given
 
 
 @dataclass(frozen=True)

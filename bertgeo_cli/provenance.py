@@ -96,21 +96,34 @@ def lasting_arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
     return found
 
 
-def describe_analyses(analyses: Analyses, results: Mapping[str, Result], notes: Mapping[str, Any]) -> dict[str, Any]:
-    """By analysis: its settings, what each table's columns mean, what each figure shows, and notes."""
+def contents(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
+    """By analysis: what each table's columns mean, what each figure shows, and the notes of the answer."""
     return {
-        name: {"settings": settings_of(analysis)}
-        | (_result(results[name], notes.get(name, [])) if name in results else {})
-        for name, analysis in analyses.items()
+        name: {
+            "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
+            "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
+            "notes": list(result.notes),
+        }
+        for name, result in results.items()
     }
 
 
-def _result(result: Result, notes: Sequence[str]) -> dict[str, Any]:
-    return {
-        "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
-        "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
-        "notes": [*result.notes, *notes],
-    }
+def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of two answers of one analysis."""
+    parts = {part: dict(first[part]) | dict(second[part]) for part in ("tables", "figures")}
+    return parts | {"notes": [*first["notes"], *second["notes"]]}
+
+
+def describe_analyses(
+    analyses: Analyses, answers: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """By analysis its settings and the contents of its answer; `notes` about figures follow the answer's own."""
+    described: dict[str, Any] = {}
+    for name, analysis in analyses.items():
+        described[name] = {"settings": settings_of(analysis), **answers.get(name, {})}
+        if name in answers:
+            described[name]["notes"] = [*answers[name]["notes"], *notes.get(name, [])]
+    return described
 
 
 def model_and_arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:

@@ -90,17 +90,26 @@ def show(
     files = [str(folder / file) for file in [*written.files, MARKER]]
     if as_json:
         headlines = {name: _rows(result.headline) for name, result in results.items()}
-        single = {"headline": headlines[content["command"]]} if content["command"] in headlines else None
-        print_json({"run": content, **(single or {"headlines": headlines}), "files": files})
+        on_texts = {name: _rows(table) for name, result in results.items() if (table := result.headline_on_texts)}
+        shown = _headlines("headline", headlines, content["command"])
+        shown |= _headlines("headline_on_texts", on_texts, content["command"]) if on_texts else {}
+        print_json({"run": content, **shown, "files": files})
         return
     for remark in remarks:
         say(remark)
     for name, result in results.items():
         print_table(result.headline)
+        if result.headline_on_texts is not None:
+            print_table(result.headline_on_texts)
         # The other notes on figures stand in the figures.
         for note in [*result.notes, *(note for note in written.notes.get(name, []) if "font" in note)]:
             say(note)
     print("\n".join(files))
+
+
+def _headlines(what: str, tables: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """The one of a command that is an analysis; else all, by analysis."""
+    return {what: tables[command]} if command in tables else {what.replace("headline", "headlines"): tables}
 
 
 def _rows(table: Table) -> Any:

@@ -48,7 +48,17 @@ def undocumented(tree: ast.AST, owner: str = "") -> Iterator[str]:
 
 
 INHERITED = {
-    *("needs", "needs_weights", "start", "update", "finalize", "merge", "listing", "per_text"),  # of Analysis and State
+    *(
+        "needs",
+        "needs_weights",
+        "start",
+        "update",
+        "finalize",
+        "merge",
+        "listing",
+        "per_text",
+        "on_texts",
+    ),  # of Analysis and State
     *("list_commands", "get_command", "resolve_command", "make_context", "invoke", "parse_args"),  # of Typer's
 }
 

@@ -59,13 +59,19 @@ READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation
 
 
 def default_analyses() -> list[Any]:
-    """Every analysis with its default settings, or those that read texts; what records nothing is skipped."""
+    """Every analysis with its default settings, or those that read texts, and the companions of those of weights.
+
+    What records nothing is skipped.
+    """
     params = []
     for entry in registry.entries().values():
         for chosen in READING_TEXTS.get(entry.name, ({},)):
             analysis = entry.load()(**chosen)
             silent = pytest.mark.skipif(not analysis.needs, reason=f"{entry.name} records nothing")
             params.append(pytest.param(analysis, id=" ".join([entry.name, *chosen.values()]), marks=silent))
+            companion = None if analysis.needs else analysis.on_texts()
+            if companion is not None:
+                params.append(pytest.param(companion, id=f"{entry.name} on texts"))
     return params
 
 

@@ -65,17 +65,44 @@ def setting(default: Any, help: str, *, name: str | None = None, least: int | No
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def derived() -> Any:
+    """A field of a state for what `start` made of the weights: read by `update`, by `finalize` never.
+
+    It is None once a shard is done: neither kept on disk nor sent to another process, where it may be large.
+    """
+    return dataclasses.field(default=None, metadata={"derived": True})
+
+
 @dataclass
 class State:
     """Accumulators that merge field by field; fields without a `merge` (settings, shapes) must agree."""
 
     def merge(self, other: Self) -> Self:
-        """A new state as if both had seen their texts in turn; neither argument changes."""
+        """A new state as if both had seen their texts in turn; neither argument changes.
+
+        What is derived comes from the side that has it.
+        """
         merged = {
-            field.name: _merged(getattr(self, field.name), getattr(other, field.name))
+            field.name: _derived_of(field, self, other)
+            if _is_derived(field)
+            else _merged(getattr(self, field.name), getattr(other, field.name))
             for field in dataclasses.fields(self)
         }
         return type(self)(**merged)
+
+    def lasting(self) -> Self:
+        """The state without what was derived from the weights: all that `merge` and `finalize` read."""
+        gone: dict[str, Any] = {field.name: None for field in dataclasses.fields(self) if _is_derived(field)}
+        return dataclasses.replace(self, **gone)
+
+
+def _is_derived(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("derived"))
+
+
+def _derived_of(field: dataclasses.Field[Any], first: State, second: State) -> Any:
+    own = getattr(first, field.name)
+    return getattr(second, field.name) if own is None else own
 
 
 def refuse_unknown(name: str, known: Collection[str], what: str) -> None:
@@ -135,6 +162,14 @@ class Analysis(ABC, Generic[S]):
     def needs_weights(self) -> bool:
         """Whether `start` is to be given the checkpoint's head weights."""
         return False
+
+    def on_texts(self) -> Analysis[Any] | None:
+        """The companion of an analysis of weights: what the same settings ask of texts, where the user gives some.
+
+        Its answer joins that of the weights in one report. It is defined in `kit`, since it is no command of its own,
+        and may read the weights in `start`; what it keeps of them there is a `derived` field. None: texts are refused.
+        """
+        return None
 
     def listing(self) -> Table | None:
         """A table that answers these settings without a model (`--metric list`), else None.

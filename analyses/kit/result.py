@@ -140,13 +140,27 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """What an analysis answers: `headline` is the short table for the terminal, `notes` lines to print below it."""
+    """What an analysis answers: `headline` is the short table for the terminal, `notes` lines to print below it.
+
+    `headline_on_texts` is a second such table, where weights were asked and texts too.
+    """
 
     headline: Table
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    headline_on_texts: Table | None = None
 
     def with_tables(self, tables: Sequence[Table]) -> Self:
         """The same answer with more tables."""
         return replace(self, tables=(*self.tables, *tables))
+
+    def joined(self, on_texts: Result) -> Self:
+        """This answer of the weights with that of texts behind it."""
+        return replace(
+            self,
+            tables=(*self.tables, *on_texts.tables),
+            figures=(*self.figures, *on_texts.figures),
+            notes=(*self.notes, *on_texts.notes),
+            headline_on_texts=on_texts.headline,
+        )
