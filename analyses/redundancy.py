@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from .kit.redundancy_tables import (
     summary_table,
 )
 from .kit.result import Result, Table
+from .kit.shared_attention import SharedAttention
 from .kit.sharing import LayerTensor, Shared, Sharing, layer_tensors, refuse_missing_tensorly, refuse_no_size, shared
 
 Floats = NDArray[np.float64]
@@ -50,7 +51,7 @@ class Redundancy(Analysis[RedundancyState]):
     trained models. Beside its error stands that of D singular directions of which no two heads share any (this
     project's own). The decomposition is a local optimum: --initial random with other seeds may find another.
 
-    Example: bertgeo redundancy --shared-size 96,192
+    Example: bertgeo redundancy --corpus corpus.txt --shared-size 96,192
     """
 
     layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
@@ -82,6 +83,9 @@ class Redundancy(Analysis[RedundancyState]):
     @property
     def needs_weights(self) -> bool:
         return True
+
+    def on_texts(self) -> Analysis[Any] | None:
+        return SharedAttention(tuple(self._sharings()), self.layers, self.heads) if self._sizes() else None
 
     def listing(self) -> Table | None:
         self._shares()

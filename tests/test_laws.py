@@ -54,8 +54,11 @@ SUBSETS = {
     "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
 }
 """Settings that name some of what an analysis can give, and values of theirs."""
-READING_TEXTS = {"heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"})}
-"""Settings by which an analysis whose default reads the weights alone reads texts."""
+READING_TEXTS = {
+    "heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"}),
+    "redundancy": ({"shared_size": "8,48"},),
+}
+"""Settings by which an analysis whose default reads the weights alone, or its companion, reads texts."""
 
 
 def default_analyses() -> list[Any]:

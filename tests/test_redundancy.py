@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import reference
 import tiny
 from command import Run, assert_error, content, files_of
 from numpy.typing import NDArray
+from scipy.spatial.distance import jensenshannon
 from scipy.stats import ortho_group
 from sklearn.decomposition import PCA
 from tensorly.cp_tensor import cp_to_tensor
@@ -24,8 +27,9 @@ from analyses.kit.analysis import Selection
 from analyses.kit.captured import captured_by_matrix, captured_variance, components_to_reach, crossings, together
 from analyses.kit.sharing import Factors, LayerTensor, Sharing, by_least_squares, shared
 from analyses.redundancy import Redundancy
+from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.run import analyse_weights
+from bertgeo_cli.run import Pass, analyse_corpus, analyse_weights
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -183,6 +187,12 @@ def test_both_solvers_find_the_same_and_stop_at_the_same_iteration(initial: Any)
     np.testing.assert_allclose(ours.factors.key, theirs.factors.key, rtol=1e-5, atol=1e-7)
 
 
+def test_without_a_tolerance_both_solvers_run_all_iterations() -> None:
+    layer, how = random_layer(1), Sharing(9, 5, 0.0)
+    ours, theirs = shared(layer, how), shared(layer, dataclasses.replace(how, solver="tensorly"))
+    assert (ours.iterations, ours.converged) == (theirs.iterations, theirs.converged) == (5, False)
+
+
 def test_the_error_is_that_of_tensorlys_reconstruction() -> None:
     layer = random_layer(2)
     factors = shared(layer, Sharing(9)).factors
@@ -309,6 +319,114 @@ def test_tables_of_shared_sizes(tiny_model: LoadedModel) -> None:
     assert table["converged"].tolist()[1::2] == [True, True]
 
 
+# On texts
+
+TEXTS = ("The fisherman sat down by the river bank.", "Hello.", "Was the cat's mat wet, or did it only look wet?")
+
+
+def on_texts(loaded: LoadedModel, texts: Sequence[str], **settings: Any) -> pd.DataFrame:
+    encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
+    encoded = [encoder.encode(text, line=line) for line, text in enumerate(texts, start=1)]
+    companion = Redundancy(**settings).on_texts()
+    table = analyse_corpus([companion], loaded, encoded, Pass())[0].tables[0]
+    return table.frame.set_index(["layer", "head", "shared_size"])
+
+
+def softmax_row(row: Sequence[float]) -> list[float]:
+    raised = [math.exp(value - max(row)) for value in row]
+    return [value / sum(raised) for value in raised]
+
+
+def values_by_loops(layer: int, head: int, x: Floats, scores: Floats, factors: Factors) -> dict[str, float]:
+    """Everything by loops over queries and keys, from the raw checkpoint: W_Q x + b_Q, W_K x + b_K, scale sqrt(dk)."""
+    name = f"encoder.layer.{layer}.attention.self"
+    bias = reference.weights(f"{name}.query.bias")[head * CHANNELS : (head + 1) * CHANNELS]
+    key_bias = reference.weights(f"{name}.key.bias")[head * CHANNELS : (head + 1) * CHANNELS]
+    query_weight, content = raw_head(layer, "query", head), raw_head(layer, "key", head) @ bias
+    form = factors.query @ np.diag(factors.mixing[head]) @ factors.key.T
+    apart, moved, centred, own, divergences = [], [], [], [], []
+    for i, row in enumerate(scores.tolist()):
+        constant = float((x[i] @ query_weight + bias) @ key_bias) / math.sqrt(CHANNELS)
+        true = [value - constant for value in row]
+        other = [float(x[i] @ form @ y + y @ content) / math.sqrt(CHANNELS) for y in x]
+        steps = [a - b for a, b in zip(true, other, strict=True)]
+        apart += [abs(step) for step in steps]
+        centred += [step - sum(steps) / len(steps) for step in steps]
+        own += [value - sum(true) / len(true) for value in true]
+        p, q = softmax_row(row), softmax_row(other)
+        moved += [abs(a - b) for a, b in zip(p, q, strict=True)]
+        divergences.append(jensenshannon(p, q) ** 2)
+    return {
+        "logit_error": sum(apart) / len(apart),
+        "logit_relative": math.sqrt(sum(value**2 for value in centred) / sum(value**2 for value in own)),
+        "attention_error": sum(moved) / len(moved),
+        "divergence": sum(divergences) / len(divergences),
+        "logit_largest": max(apart),
+        "attention_largest": max(moved),
+    }
+
+
+def test_errors_on_texts_equal_loops_from_the_raw_checkpoint(minilm: LoadedModel) -> None:
+    """The scores of the reference pass hold b_K: leaving it out of both sides must not move attention."""
+    settings = {"layers": Selection("0,4"), "shared_size": "48", "iterations": 5}
+    table = on_texts(minilm, TEXTS, **settings)
+    for layer in (0, 4):
+        tensor = LayerTensor(*(np.stack([raw_head(layer, part, at) for at in range(12)]) for part in ("query", "key")))
+        factors = shared(tensor, Sharing(48, 5)).factors
+        for head in (0, 7):
+            found = []
+            for text in TEXTS:
+                tokens = reference.tokenize(text)
+                passed = reference.forward(tokens.ids, tokens.segments)
+                x, scores = passed["hidden_states"][layer], passed["scores"][layer, head]
+                found.append(values_by_loops(layer, head, x, scores, factors))
+            row = table.loc[(layer, head, 48)]
+            for name in found[0]:
+                values = [one[name] for one in found]
+                wanted = max(values) if name.endswith("largest") else sum(values) / len(values)
+                assert row[name] == pytest.approx(wanted, rel=2e-4, abs=1e-6), name
+
+
+def test_the_full_size_changes_no_logit_and_no_attention(minilm: LoadedModel) -> None:
+    table = on_texts(minilm, TEXTS, shared_size="384")
+    assert table["logit_largest"].max() < 1e-12
+    assert table["attention_largest"].max() < 1e-13
+    assert table["divergence"].between(0, 1e-14).all()
+    assert (table["texts"] == 3).all()
+
+
+def test_more_shared_dimensions_leave_attention_closer(minilm: LoadedModel) -> None:
+    table = on_texts(minilm, TEXTS, layers=Selection("2"), shared_size="24,96,288", iterations=10)
+    means = table.groupby("shared_size")[["logit_relative", "attention_error", "divergence"]].mean()
+    assert (means.diff().dropna() < 0).all(axis=None)
+    assert table["divergence"].between(0, math.log(2)).all()
+    assert table["attention_largest"].between(0, 1).all()
+
+
+def test_layers_that_share_weights_each_have_their_own_errors(tmp_path: Path) -> None:
+    loaded = load_model(str(tiny.tiny_family("albert", tmp_path)), device="cpu", offline=True)
+    table = on_texts(loaded, ["the cat sat on the mat"], shared_size="8")
+    assert sorted(set(table.index.get_level_values("layer"))) == [0, 1, 2, 3]
+    assert table["logit_error"].groupby("layer").mean().nunique() == 4
+
+
+def test_texts_without_a_shared_size_are_refused(fast: Run) -> None:
+    assert Redundancy().on_texts() is None
+    assert_error(fast("redundancy", "the cat"), 2, "a text was given", "weights alone")
+
+
+def test_a_text_and_a_corpus_over_shards_and_workers(fast: Run, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("the cat sat\na dog ran\nthe old river bank\n", encoding="utf-8")
+    line = ("redundancy", "--shared-size", "8", "--corpus", "corpus.txt", "--shard-texts", "2")
+    assert fast(*line, "-o", "one").exit_code == 0
+    assert fast(*line, "--workers", "2", "-o", "two").exit_code == 0
+    assert files_of(tmp_path / "one")["redundancy-texts.csv"] == files_of(tmp_path / "two")["redundancy-texts.csv"]
+    assert (pd.read_csv(tmp_path / "one" / "redundancy-texts.csv")["texts"] == 3).all()
+    done = fast("redundancy", "the cat", "--shared-size", "8", "--figures", "png", "-o", "drawn")
+    assert done.exit_code == 0, done.output
+    assert {"redundancy-texts.png", "redundancy-shared.png"} <= set(files_of(tmp_path / "drawn"))
+
+
 # The command line
 
 
@@ -319,7 +437,7 @@ def test_redundancy_from_the_command_line(fast: Run, tmp_path: Path) -> None:
     assert fast("redundancy", "--shared-size", "8,16", "--iterations", "20", "-o", "second").exit_code == 0
     assert files_of(tmp_path / "first") == files_of(tmp_path / "second")
     run = content(tmp_path / "first")
-    assert run["analyses"]["redundancy"]["settings"]["iterations"] == 20
+    assert run["settings"]["iterations"] == 20
     assert "redundancy-shared.csv" in run["files"]
 
 

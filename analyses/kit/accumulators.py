@@ -189,3 +189,30 @@ class Totals:
     def merge(self, other: Self) -> Self:
         """Both sums together."""
         return type(self)(self.values + other.values)
+
+
+@dataclass
+class Maxima:
+    """The largest value of every cell of an array; NaN where nothing was seen, and NaN counts as nothing.
+
+    >>> maxima = Maxima.empty(2)
+    >>> maxima.add(np.array([1.0, 5.0]))
+    >>> maxima.add(np.array([3.0, 2.0]))
+    >>> maxima.values.tolist()
+    [3.0, 5.0]
+    """
+
+    values: Floats
+
+    @classmethod
+    def empty(cls, *shape: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        return cls(np.full(shape, np.nan))
+
+    def add(self, values: Floats) -> None:
+        """Add one text's values."""
+        self.values = np.fmax(self.values, values)
+
+    def merge(self, other: Self) -> Self:
+        """The larger of both, cell by cell."""
+        return type(self)(np.fmax(self.values, other.values))

@@ -36,6 +36,18 @@ def jensen_shannon(attention: Floats) -> Floats:
     return np.clip(divergence, 0.0, np.log(2.0))
 
 
+def divergence_of_rows(first: Floats, second: Floats) -> Floats:
+    """Jensen-Shannon divergence of the rows of one attention matrix and another, averaged over them.
+
+    Shapes (..., query, key) twice to (...). Nats, 0 to ln 2, as `jensen_shannon`.
+
+    >>> divergence_of_rows(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]])).round(4).item()
+    0.2158
+    """
+    mixed, one, other = (_sum_x_log_x(part).mean(axis=-1) for part in ((first + second) / 2, first, second))
+    return np.clip((one + other) / 2 - mixed, 0.0, np.log(2.0))
+
+
 def _sum_x_log_x(values: Floats) -> Floats:
     """Sum of x ln x along the last axis, with 0 ln 0 = 0."""
     logarithms = np.maximum(values, np.finfo(np.float64).tiny)

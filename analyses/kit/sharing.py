@@ -31,6 +31,9 @@ DAMPING = 1e-12
 """Added to the normal equations of unit columns: what the data leave open stays as it was."""
 
 
+SMALLEST = float(np.finfo(np.float64).tiny)
+
+
 @dataclass(frozen=True)
 class Sharing:
     """How a decomposition is sought: its size D and the settings of alternating least squares."""
@@ -195,7 +198,7 @@ class _Steps:
     def __init__(self, layer: LayerTensor):
         self.own = layer.exact
         self.heads, _, self.channels = layer.query.shape
-        self.total = max(float((layer.norms**2).sum()), np.finfo(np.float64).tiny)
+        self.total = max(float((layer.norms**2).sum()), SMALLEST)
 
     def __call__(self, factors: Factors) -> tuple[Factors, float]:
         """The next factors, and their relative error (accurate to about 1e-8, since squares are subtracted)."""
@@ -243,7 +246,7 @@ def by_tensorly(layer: LayerTensor, start: Factors, how: Sharing) -> Shared:
             how.size,
             n_iter_max=how.iterations,
             init=initial,
-            tol=how.tolerance,
+            tol=max(how.tolerance, SMALLEST),  # with 0 it would call back an error that it has not computed
             callback=lambda _, error: errors.append(float(error)),
         )
     except np.linalg.LinAlgError:
