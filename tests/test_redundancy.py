@@ -421,7 +421,10 @@ def test_a_text_and_a_corpus_over_shards_and_workers(fast: Run, tmp_path: Path) 
     assert fast(*line, "-o", "one").exit_code == 0
     assert fast(*line, "--workers", "2", "-o", "two").exit_code == 0
     assert files_of(tmp_path / "one")["redundancy-texts.csv"] == files_of(tmp_path / "two")["redundancy-texts.csv"]
-    assert (pd.read_csv(tmp_path / "one" / "redundancy-texts.csv")["texts"] == 3).all()
+    assert fast(*line[:-1], "100", "-o", "whole").exit_code == 0
+    cut, whole = (pd.read_csv(tmp_path / name / "redundancy-texts.csv") for name in ("one", "whole"))
+    assert (cut["texts"] == 3).all()
+    pd.testing.assert_frame_equal(cut, whole, rtol=1e-9)
     done = fast("redundancy", "the cat", "--shared-size", "8", "--figures", "png", "-o", "drawn")
     assert done.exit_code == 0, done.output
     assert {"redundancy-texts.png", "redundancy-shared.png"} <= set(files_of(tmp_path / "drawn"))

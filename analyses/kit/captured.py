@@ -1,7 +1,13 @@
 """How few directions hold a matrix: captured variance, of W_Q, W_K and their products, head by head and together.
 
 The published measure (Cordonnier, Loukas and Jaggi 2020, arXiv 2006.16362, figure 1) is the cumulative variance that
-the principal components of these matrices capture. Rows are the input dimensions of W (width x channel).
+the principal components of these matrices capture, in BERT-base with 7.7, 105.5, 165.5 and 304.6 of 768 components to
+.5, .9, .95 and .99 for W_Q W_K^T of all heads. Known of it: W_Q and W_K are width x channel, heads together stand side
+by side, so that W_Q W_K^T (width x width) is the sum of the heads' products. Inferred: variance means squared singular
+values, and the numbers are where the mean curve crosses. On MiniLM squares and the sum give the published proportions
+of components (.025, .17, .25, .42 against .01, .14, .22, .40); unsquared values (.11, .43, .53, .71) and products side
+by side (.07, .34, .44, .63) are far off. Not known: whether rows are centred, which there changes the proportions by
+less than .002.
 """
 
 from __future__ import annotations
