@@ -51,6 +51,10 @@ class Redundancy(Analysis[RedundancyState]):
     trained models. Beside its error stands that of D singular directions of which no two heads share any (this
     project's own). The decomposition is a local optimum: --initial random with other seeds may find another.
 
+    Of a text or corpus it also tells what the replacement changes in logits and attention weights, and the
+    Jensen-Shannon divergence of attention rows. Logits stay divided by sqrt(dk), where the paper's code divides by
+    sqrt(D / heads); b_Q stays as the content bias, b_K is left out, since the softmax does not see it.
+
     Example: bertgeo redundancy --corpus corpus.txt --shared-size 96,192
     """
 
