@@ -72,7 +72,7 @@ class Redundancy(Analysis[RedundancyState]):
     solver: Literal["factored", "tensorly"] = setting(
         "factored",
         "factored: the same steps from the thin factors; tensorly: its parafac on the dense tensor, as the paper's "
-        "code has it (slow, 8 width^2 D bytes).",
+        "code has it (slow, over twice 8 width^2 D bytes).",
     )
     iterations: int = setting(100, "Most iterations of the decomposition (100 in the paper's code).", least=1)
     tolerance: float = setting(
