@@ -63,7 +63,7 @@ def asked_of_texts(analyses: Analyses, *, given: bool) -> Analyses:
     return {name: analysis for name, analysis in asked.items() if analysis is not None}
 
 
-def settings_of(analysis: Analysis[Any]) -> dict[str, Any]:
+def settings_of(analysis: Any) -> dict[str, Any]:
     """The settings as `analysis_of` takes them back."""
     return {name: getattr(value, "text", value) for name, value in vars(analysis).items()}
 

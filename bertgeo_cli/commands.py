@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analyses.kit.analysis import Analysis, SettingsError
+from analyses.kit.change import Change
 from analyses.kit.result import Table
 
 from . import formats, report, screen
@@ -17,7 +18,10 @@ from .models import LoadedModel, load_chosen
 from .observation import Pass
 from .options import (
     ChoiceOptions,
+    ComparedModels,
+    CompareOptions,
     CorpusInput,
+    CorpusOptions,
     CorpusRunOptions,
     DebugOption,
     InputOptions,
@@ -108,11 +112,54 @@ def _report(
         if kept is not None:
             kept.remove()
     screen.show(results, job.remarks, written, folder, content, as_json=output.json)
-    if texts.strict and job.incomplete:
+    _refuse_incomplete(texts, job.incomplete)
+
+
+def _refuse_incomplete(texts: CorpusOptions, incomplete: int) -> None:
+    if texts.strict and incomplete:
         raise IncompleteError(
-            f"{job.incomplete} lines were truncated, skipped, failed or not decodable",
+            f"{incomplete} lines were truncated, skipped, failed or not decodable",
             "lines.csv in the report lists them.",
         )
+
+
+def compare(
+    models: ComparedModels,
+    what: CompareOptions,
+    texts: InputOptions,
+    change: Change,
+    output: OutputOptions,
+    run: RunOptions,
+) -> None:
+    """Compare two checkpoints of one architecture, write the report and print the change by layer."""
+    from .compare import COMMAND, Comparison, open_models
+
+    _refuse_conflicts(texts)
+    _refuse_not_compared(what, texts)
+    formats.check(texts)
+    folder = output.output or Path("bertgeo-report") / COMMAND
+    report.check_replaceable(folder, force=output.force)
+    comparison = Comparison(*open_models(models), change, what, texts, Pass(run.batch_tokens, models.attention_backend))
+    comparison.start()  # refuses settings that these models cannot satisfy, before any work
+    if run.dry_run:
+        screen.show_plan(comparison.plan(figures=output.figures != "none"), as_json=output.json)
+        return
+    with report.draft(folder, force=output.force) as draft:
+        result = comparison.result(draft)
+        written = report.write_results({COMMAND: result}, draft, output.format, output.figures, nested=False)
+        written.files[:0] = comparison.files
+        content = comparison.describe(result, written, _formats(output))
+        report.write_run(content, draft)
+    screen.show({COMMAND: result}, comparison.remarks, written, folder, content, as_json=output.json)
+    _refuse_incomplete(texts, comparison.incomplete)
+
+
+def _refuse_not_compared(what: CompareOptions, texts: InputOptions) -> None:
+    if what.weights_only and texts.typed:
+        given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
+        raise UsageError(f"{given} was given, and --weights-only", "Leave one of them out.")
+    if texts.group_column is not None:
+        raise UsageError("compare makes no tables by group", "Leave --group-column out.")
 
 
 def merge(chosen: MergeOptions, output: OutputOptions, plain: DebugOption) -> None:

@@ -183,6 +183,35 @@ class ModelOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedModels(ModelOptions):
+    """Two checkpoints, and where they compute."""
+
+    model: str = option(
+        dataclasses.MISSING,
+        "Checkpoint A, where the change starts: minilm, a hub name or a folder.",
+        panel="argument",
+        metavar="MODEL_A",
+    )
+    other: str = option(
+        dataclasses.MISSING, "Checkpoint B, of the same architecture.", panel="argument", metavar="MODEL_B"
+    )
+    revision: str | None = option(None, "Branch, tag or commit of A on the hub.", "--revision-a", panel="Model")
+    other_revision: str | None = option(None, "Branch, tag or commit of B on the hub.", "--revision-b", panel="Model")
+
+    @property
+    def second(self) -> ModelOptions:
+        """What B is loaded by."""
+        return dataclasses.replace(self, model=self.other, revision=self.other_revision)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How much of two checkpoints is compared."""
+
+    weights_only: bool = option(False, "Compare weights alone: read no texts, run no model.", panel="Input")
+
+
 @dataclass(frozen=True)
 class OutputOptions:
     """Where results go and what they look like."""
@@ -314,6 +343,10 @@ def groups_of(name: str, analysis: type | None) -> list[type]:
         return [InputOptions, ModelOptions, analysis, OutputOptions, CorpusRunOptions, RunOptions]
     if name == "run":
         return [CorpusInput, ChoiceOptions, ModelOptions, OutputOptions, CorpusRunOptions, RunOptions]
+    if name == "compare":
+        from analyses.kit.change import Change
+
+        return [ComparedModels, CompareOptions, InputOptions, Change, OutputOptions, RunOptions]
     if name == "merge":
         return [MergeOptions, OutputOptions, DebugOption]
     return [*([RecordOptions] if name == "record" else []), ModelOptions, PlainOptions]
@@ -393,7 +426,10 @@ def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:
     about = field.metadata
     panel = about.get("panel") or "Analysis"
     if panel == "argument":
-        return Annotated[hint, typer.Argument(help=about["help"], metavar=field.name.upper(), show_default=False)]
+        return Annotated[
+            hint,
+            typer.Argument(help=about["help"], metavar=about.get("metavar") or field.name.upper(), show_default=False),
+        ]
     flag = "--" + field.name.replace("_", "-")
     names = about.get("names") or ((flag, f"--no-{flag[2:]}")[:1] if hint is bool else (flag,))
     info = typer.Option(

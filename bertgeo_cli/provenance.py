@@ -12,7 +12,7 @@ import torch
 from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
-from .choice import Analyses, settings_of
+from .choice import settings_of
 from .errors import UsageError
 from .formats import Layout, is_rereadable, name_of
 from .models import LoadedModel
@@ -115,7 +115,7 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def describe_analyses(
-    analyses: Analyses, answers: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Sequence[str]]
+    analyses: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     """By analysis its settings and the contents of its answer; `notes` about figures follow the answer's own."""
     described: dict[str, Any] = {}

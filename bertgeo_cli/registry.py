@@ -20,6 +20,18 @@ BUILT_IN = {
 
     Example: bertgeo run corpus.txt --analyses attention,cone-index --set cone-index.layers=0-3 -o report
     """,
+    "compare": """What moved between two checkpoints A and B of one architecture: heads, attention, hidden states.
+
+    Of every head, from the weights: relative Frobenius change and cosine of M_h = W_Q^T W_K without biases (bilinear)
+    and with them (homogeneous, [W_Q b_Q]^T [W_K b_K]) and of W_V^T W_O^T; change of W_Q, W_K, W_V, W_O; projection
+    kernel (Yamagiwa et al., arXiv 2601.10266) over the dimension and largest principal angle of its four subspaces in
+    A and B. From the texts: cosine of attention rows (Kovaleva et al. 2019 take it of whole padded maps) and their
+    Jensen-Shannon divergence in nats; by depth linear CKA over all tokens (Kornblith et al. 2019), angles between the
+    leading principal directions, and the cosine of each token's vector with itself. Which of these are read side by
+    side is our own choice. A's tokenizer reads the texts, and a text that B's reads otherwise is refused.
+
+    Example: bertgeo compare bert-base-uncased ./finetuned --corpus texts.txt
+    """,
     "merge": """Join the reports that the jobs of an array left (--shard i/n) into that of the whole corpus.
 
     Example: bertgeo merge part-1 part-2 part-3 -o report

@@ -124,6 +124,20 @@ def lengths(vectors: Floats) -> Floats:
     return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
 
 
+def paired_cosines(first: Floats, second: Floats) -> Floats:
+    """Cosine of every vector with its counterpart, -1 to 1, exactly 1 for equal ones; NaN where one is zero.
+
+    Shapes (..., width) twice to (...).
+
+    >>> paired_cosines(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])).tolist()
+    [0.96, nan]
+    """
+    inner, own, other = (np.einsum("...i,...i->...", *pair) for pair in ((first, second), (first,) * 2, (second,) * 2))
+    # The root of the product, not the product of roots: it is exact where both are the same number.
+    scale = np.sqrt(own * other)
+    return np.where(scale > 0, np.clip(inner / np.where(scale > 0, scale, 1.0), -1.0, 1.0), np.nan)
+
+
 def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
     """Mean cosine over ordered pairs of different tokens, (I^2 - n) / (n (n - 1)); NaN below two tokens.
 
