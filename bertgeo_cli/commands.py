@@ -30,6 +30,7 @@ from .options import (
     OutputOptions,
     PlainOptions,
     RecordOptions,
+    ReproduceOptions,
     RunOptions,
 )
 from .run import use_threads
@@ -160,6 +161,29 @@ def _refuse_not_compared(what: CompareOptions, texts: InputOptions) -> None:
         raise UsageError(f"{given} was given, and --weights-only", "Leave one of them out.")
     if texts.group_column is not None:
         raise UsageError("compare makes no tables by group", "Leave --group-column out.")
+
+
+def reproduce(chosen: ReproduceOptions, output: OutputOptions, run: RunOptions) -> None:
+    """Measure published values again; exit 4 when one differs."""
+    from .reproduce import COMMAND, DiffersError, Reproduction
+    from .verdicts import result_of
+
+    folder = output.output or Path("bertgeo-report") / COMMAND
+    report.check_replaceable(folder, force=output.force)
+    reproduction = Reproduction(chosen, Pass(run.batch_tokens))
+    reproduction.check()
+    result = result_of(reproduction.measured(dry=run.dry_run))
+    if run.dry_run:
+        screen.show_listing(result.headline, as_json=output.json)
+        return
+    with report.draft(folder, force=output.force) as draft:
+        written = report.write_results({COMMAND: result}, draft, output.format, output.figures, nested=False)
+        content = reproduction.describe(result, written, _formats(output))
+        report.write_run(content, draft)
+    screen.show({COMMAND: result}, (), written, folder, content, as_json=output.json)
+    differing = result.tables[0].frame.query("verdict == 'differs'")["entry"].unique()
+    if len(differing):
+        raise DiffersError(f"not as published: {', '.join(differing)}", "The table above has both values.")
 
 
 def merge(chosen: MergeOptions, output: OutputOptions, plain: DebugOption) -> None:

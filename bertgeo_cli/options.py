@@ -22,6 +22,12 @@ def option(default: Any, help: str, *names: str, panel: str = "", metavar: str |
     return dataclasses.field(metadata=metadata) if required else dataclasses.field(default=default, metadata=metadata)
 
 
+def same(group: type, name: str) -> Any:
+    """An option of another group, as a field here."""
+    field = {field.name: field for field in dataclasses.fields(group)}[name]
+    return dataclasses.field(default=field.default, metadata=field.metadata)
+
+
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
@@ -213,6 +219,37 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class ReproduceOptions:
+    """Which published values are measured again, on which models and texts."""
+
+    models: list[str] | None = option(
+        None,
+        "A model whose values to measure, or NAME=FOLDER for your copy of it; may be given again. Default: all.",
+        "--model",
+        panel="Model",
+        metavar="NAME[=FOLDER]",
+    )
+    download: bool = option(False, "Download models that are not on this machine.", panel="Model")
+    values: Path | None = option(
+        None, "TOML file of published values instead of bertgeo's own.", panel="Values", metavar="FILE"
+    )
+    only: str = option("all", "Entries or sources by name, separated by commas.", panel="Values")
+    corpus: str | None = option(
+        None,
+        "The texts that the chosen values were measured on; without them only values of weights are measured.",
+        panel="Input",
+        metavar="FILE",
+    )
+    encoding: str = same(CorpusOptions, "encoding")
+    input_format: Literal["txt", "tsv", "csv", "jsonl", "fasta"] | None = same(CorpusOptions, "input_format")
+    column: str | None = same(CorpusOptions, "column")
+    pair_column: str | None = same(CorpusOptions, "pair_column")
+    limit: int | None = same(CorpusOptions, "limit")
+    device: str = same(ModelOptions, "device")
+    threads: int | None = same(ModelOptions, "threads")
+
+
+@dataclass(frozen=True)
 class OutputOptions:
     """Where results go and what they look like."""
 
@@ -347,6 +384,8 @@ def groups_of(name: str, analysis: type | None) -> list[type]:
         from analyses.kit.change import Change
 
         return [ComparedModels, CompareOptions, InputOptions, Change, OutputOptions, RunOptions]
+    if name == "reproduce":
+        return [ReproduceOptions, OutputOptions, RunOptions]
     if name == "merge":
         return [MergeOptions, OutputOptions, DebugOption]
     return [*([RecordOptions] if name == "record" else []), ModelOptions, PlainOptions]

@@ -32,6 +32,16 @@ BUILT_IN = {
 
     Example: bertgeo compare bert-base-uncased ./finetuned --corpus texts.txt
     """,
+    "reproduce": """Published values measured again, each beside its own: which agree within what the source allows.
+
+    The values of papers that belong to a public model are data (published.toml in the package, or --values): each with
+    its source, how exactly it is known, and the tolerance that follows. Values of weights need the model alone; the
+    others the texts that they were measured on (--corpus, with --only for those of one paper). Models are looked for
+    on this machine, unless --download. What cannot be measured is listed with the reason. Exit 4 when a value differs;
+    where the source leaves something open, such as which checkpoint it was, a difference counts as open.
+
+    Example: bertgeo reproduce --model bert-base-uncased
+    """,
     "merge": """Join the reports that the jobs of an array left (--shard i/n) into that of the whole corpus.
 
     Example: bertgeo merge part-1 part-2 part-3 -o report
