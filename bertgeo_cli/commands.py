@@ -183,7 +183,7 @@ def reproduce(chosen: ReproduceOptions, output: OutputOptions, run: RunOptions) 
     screen.show({COMMAND: result}, (), written, folder, content, as_json=output.json)
     differing = result.tables[0].frame.query("verdict == 'differs'")["entry"].unique()
     if len(differing):
-        raise DiffersError(f"not as published: {', '.join(differing)}", "The table above has both values.")
+        raise DiffersError(f"not as published: {', '.join(differing)}", "reproduce.csv in the report has both values.")
 
 
 def merge(chosen: MergeOptions, output: OutputOptions, plain: DebugOption) -> None:

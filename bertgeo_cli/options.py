@@ -247,6 +247,7 @@ class ReproduceOptions:
     limit: int | None = same(CorpusOptions, "limit")
     device: str = same(ModelOptions, "device")
     threads: int | None = same(ModelOptions, "threads")
+    typed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Reproduction:
 
     chosen: ReproduceOptions
     how: Pass
-    loaded: dict[str, LoadedModel] = field(default_factory=dict)
+    origins: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -102,32 +102,27 @@ class Reproduction:
         """Every chosen entry with its values measured, or why not. A dry run measures nothing."""
         found: dict[str, Measurement] = {}
         for model in dict.fromkeys(entry.model for entry in self.entries):
-            entries = [entry for entry in self.entries if entry.model == model]
-            why = {entry.name: obstacle for entry in entries if (obstacle := self._obstacle(entry))}
-            left = [entry for entry in entries if entry.name not in why]
-            if left and (absent := self._load(model)):
-                why |= dict.fromkeys((entry.name for entry in left), absent)
-                left = []
-            found |= {entry.name: Measurement.skipped(entry, why[entry.name]) for entry in entries if entry.name in why}
-            found |= {entry.name: Measurement.skipped(entry, "not measured in a dry run") for entry in left if dry}
-            found |= dict(self._of_model(self.loaded[model], left)) if left and not dry else {}
+            found |= self._of_model(model, [entry for entry in self.entries if entry.model == model], dry)
         return [found[entry.name] for entry in self.entries]
+
+    def _of_model(self, model: str, entries: Sequence[Published], dry: bool) -> dict[str, Measurement]:
+        obstacles = {entry.name: self._obstacle(entry) for entry in entries}
+        left = [entry for entry in entries if not obstacles[entry.name]]
+        found = {entry.name: Measurement.skipped(entry, obstacles[entry.name]) for entry in entries}
+        loaded = self._load(model) if left else ""
+        if isinstance(loaded, str) or dry:
+            why = loaded if isinstance(loaded, str) else "to be measured: this is a dry run"
+            return found | {entry.name: Measurement.skipped(entry, why) for entry in left}
+        return found | self._measured(loaded, left)
 
     def describe(self, result: Result, written: report.Written, formats: Mapping[str, str]) -> dict[str, Any]:
         """What run.json says."""
-        origin = {
-            "models": {
-                name: {"model": dict(loaded.identity), "arithmetic": provenance.arithmetic(loaded, self.how)}
-                for name, loaded in self.loaded.items()
-            },
-            "versions": versions(),
-        }
         return provenance.run_content(
             COMMAND,
             provenance.describe_analyses({COMMAND: self.settings}, {COMMAND: result}, written.notes),
             self.source | ({"texts": self.texts} if self.texts else {}),
             provenance.reading(self.corpus),
-            origin,
+            {"models": self.origins, "versions": versions()},
             formats,
             (),
             written.files,
@@ -153,8 +148,8 @@ class Reproduction:
             return f"needs texts, by --corpus: {entry.corpus or 'any'}"
         return ""
 
-    def _load(self, model: str) -> str:
-        """Load a model once; why there is none, empty if there is. A folder that the user named must be one."""
+    def _load(self, model: str) -> LoadedModel | str:
+        """The model, or why there is none. A folder that the user named must hold it."""
         chosen = ModelOptions(
             model=self.folders.get(model, model),
             offline=not self.chosen.download,
@@ -162,24 +157,26 @@ class Reproduction:
             threads=self.chosen.threads,
         )
         try:
-            self.loaded[model] = load_chosen(chosen)
+            loaded = load_chosen(chosen)
         except BertgeoError as error:
             if chosen.model != model:
                 raise
             return error.message
         use_threads(chosen.threads)
-        screen.say(f"Model: {model}" + (f" from {self.loaded[model].name}" if chosen.model != model else ""))
-        return ""
+        screen.say(f"Model: {model}" + (f" from {loaded.name}" if chosen.model != model else ""))
+        arithmetic = provenance.arithmetic(loaded, self.how)
+        self.origins[model] = {"model": dict(loaded.identity), "arithmetic": arithmetic}
+        return loaded
 
-    def _of_model(self, loaded: LoadedModel, entries: Sequence[Published]) -> Iterator[tuple[str, Measurement]]:
+    def _measured(self, loaded: LoadedModel, entries: Sequence[Published]) -> dict[str, Measurement]:
         """The entries of one model: all that ask the same share an analysis, all of one length of text a pass."""
         runs = {_run_of(entry): _analysis(entry) for entry in entries}
         results = {run: analyse_weights([analysis], loaded)[0] for run, analysis in runs.items() if not analysis.needs}
-        for tokens in dict.fromkeys(entry.tokens for entry in entries if runs[_run_of(entry)].needs):
-            shared = {run: analysis for run, analysis in runs.items() if analysis.needs and run[2] == tokens}
+        of_texts = {run: analysis for run, analysis in runs.items() if analysis.needs}
+        for tokens in dict.fromkeys(run[2] for run in of_texts):
+            shared = {run: analysis for run, analysis in of_texts.items() if run[2] == tokens}
             results |= dict(zip(shared, self._of_texts(loaded, list(shared.values()), tokens), strict=True))
-        for entry in entries:
-            yield entry.name, Measurement.of(entry, results[_run_of(entry)])
+        return {entry.name: Measurement.of(entry, results[_run_of(entry)]) for entry in entries}
 
     def _of_texts(self, loaded: LoadedModel, analyses: Sequence[Analysis[Any]], tokens: int) -> list[Result]:
         fitting = replace(loaded, max_tokens=min(tokens or loaded.max_tokens, loaded.max_tokens))
