@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -22,7 +22,7 @@ from .errors import UsageError
 from .models import LoadedModel, load_chosen
 from .observation import Pass, Progress, one_thread, silent
 from .options import SHARD_TEXTS, ComparedModels, CompareOptions, InputOptions
-from .recording import give_back_memory, record
+from .recording import give_back_memory, record_batch
 from .run import nothing_read, use_threads
 from .source import Source
 
@@ -167,16 +167,17 @@ class Comparison:
         self.remarks.append(screen.summary(self.read))
         self.remarks += screen.unknown_warning(log.unknown, log.tokens - log.special, self.source.advice(log.unread))
 
-    def _observe(self, state: ChangeState, texts: Any, progress: Progress = silent) -> None:
+    def _observe(self, state: ChangeState, texts: Sequence[TokenizedText], progress: Progress = silent) -> None:
         blas = ThreadpoolController()
         for batch in batches(texts, self.how.batch_tokens):
             self._refuse_other_ids(batch)
-            records = [
-                record(loaded, batch, needs=self.change.needs, backend=self.how.backend)
+            passes = [
+                record_batch(loaded, batch, needs=self.change.needs, backend=self.how.backend)
                 for loaded in (self.first, self.second)
             ]
             with one_thread(blas):
-                self.change.update(state, *records)
+                for first, second in zip(*passes, strict=True):
+                    self.change.update(state, first, second)
             progress(len(batch))
 
     def _refuse_other_ids(self, batch: list[TokenizedText]) -> None:

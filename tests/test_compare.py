@@ -508,7 +508,7 @@ def test_ctrl_c_leaves_nothing(
     def stop(*arguments: Any, **keywords: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertgeo_cli.compare.record", stop)
+    monkeypatch.setattr("bertgeo_cli.compare.record_batch", stop)
     done = fast("compare", str(tiny_folder), str(moved), "--corpus", corpus)
     assert done.exit_code == 130
     assert not (tmp_path / "bertgeo-report").exists()
