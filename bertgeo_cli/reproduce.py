@@ -119,7 +119,9 @@ class Reproduction:
         """What run.json says."""
         return provenance.run_content(
             COMMAND,
-            provenance.describe_analyses({COMMAND: self.settings}, {COMMAND: result}, written.notes),
+            provenance.describe_analyses(
+                {COMMAND: self.settings}, provenance.contents({COMMAND: result}), written.notes
+            ),
             self.source | ({"texts": self.texts} if self.texts else {}),
             provenance.reading(self.corpus),
             {"models": self.origins, "versions": versions()},
