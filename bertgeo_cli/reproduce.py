@@ -88,11 +88,10 @@ class Reproduction:
         return provenance.corpus_identity(Path(self.chosen.corpus), self.chosen.encoding)
 
     def _refuse_unread(self) -> None:
-        for name in ("input_format", "column", "pair_column", "limit"):
-            if getattr(self.chosen, name) is not None:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} was given, and no --corpus", "Leave it out, or give both."
-                )
+        for name in ("encoding", "input_format", "column", "pair_column", "limit"):
+            if getattr(self.chosen, name) != getattr(ReproduceOptions, name):
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} was given, and no --corpus", "Leave it out, or give both.")
 
     def check(self) -> None:
         """Raise UsageError for what cannot be meant, before any work."""

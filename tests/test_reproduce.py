@@ -228,6 +228,7 @@ def test_a_folder_that_was_named_must_hold_the_model(fast: Run, write: Write) ->
     ("given", "named"),
     [
         (("--limit", "3"), "--limit"),
+        (("--encoding", "latin-1"), "--encoding"),
         (("--corpus", "-"), "as a file"),
         (("--corpus", "nope.txt"), "nope.txt"),
         (("--corpus", "cats.txt", "--column", "text"), "--column"),
