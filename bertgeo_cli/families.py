@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analyses.kit.record import HeadWeights, ModelShape
+from analyses.kit.record import HeadWeights, ModelShape, Vocabulary
 from bertgeo_cli.errors import UsageError
 
 
@@ -39,7 +39,8 @@ class Family:
 
     `blocks` lists a model's blocks in the order in which one pass runs them; a shared block stands once a run. The
     dotted names from `query` to `second_norm` hold inside a block: `attention_output` is W_O, `mlp_output` the MLP's
-    second matrix, `first_norm` and `second_norm` the LayerNorms after attention and MLP.
+    second matrix, `first_norm` and `second_norm` the LayerNorms after attention and MLP. In the model,
+    `embedding_projection` takes the word embedding to the model's width where it may be narrower.
     """
 
     model_type: str
@@ -53,6 +54,8 @@ class Family:
     mlp_input: str = "intermediate.dense"
     mlp_output: str = "output.dense"
     second_norm: str = "output.LayerNorm"
+    embedding: str = "embeddings.word_embeddings"
+    embedding_projection: str | None = None
     pooler: bool = True
     segments: bool = True
     positions_after_padding: bool = False
@@ -85,7 +88,13 @@ FAMILIES: Mapping[str, Family] = {
         ROBERTA,
         replace(ROBERTA, model_type="xlm-roberta", model_class="XLMRobertaModel"),
         replace(ROBERTA, model_type="camembert", model_class="CamembertModel"),
-        replace(BERT, model_type="electra", model_class="ElectraModel", pooler=False),
+        replace(
+            BERT,
+            model_type="electra",
+            model_class="ElectraModel",
+            embedding_projection="embeddings_project",
+            pooler=False,
+        ),
         Family(
             "distilbert",
             "DistilBertModel",
@@ -113,6 +122,7 @@ FAMILIES: Mapping[str, Family] = {
             mlp_input="ffn",
             mlp_output="ffn_output",
             second_norm="full_layer_layer_norm",
+            embedding_projection="encoder.embedding_hidden_mapping_in",
         ),
         replace(BERT, model_type="ernie", model_class="ErnieModel"),
     )
@@ -169,6 +179,17 @@ def head_weights(model: nn.Module) -> HeadWeights:
     output, output_bias = _stacked(held, family.attention_output)
     columns = output.reshape(*output.shape[:2], heads, -1).movedim(2, 1).contiguous()
     return HeadWeights(query, key, value, columns, query_bias, key_bias, value_bias, output_bias)
+
+
+def vocabulary(model: nn.Module, tokens: Sequence[str | None]) -> Vocabulary:
+    """The word embedding of a loaded base encoder; `tokens` names as many of its first rows as the tokenizer knows."""
+    config: Any = model.config
+    family = FAMILIES[config.model_type]
+    vectors: Tensor = attrgetter(family.embedding)(model).weight
+    named = (*tokens, *[None] * len(vectors))[: len(vectors)]
+    # Asked of the model and not of its sizes: ELECTRA projects only where it must, ALBERT always.
+    projection: Any = dict(model.named_modules()).get(str(family.embedding_projection))
+    return Vocabulary(named, vectors, None if projection is None else projection.weight)
 
 
 def _rows(blocks: list[nn.Module], name: str, heads: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor, nn
 
-from analyses.kit.record import HeadWeights, ModelShape
+from analyses.kit.record import HeadWeights, ModelShape, Vocabulary
 from bertgeo_cli.errors import BertgeoError, UntrustedModelError, UsageError
-from bertgeo_cli.families import Family, family_of, head_weights, shape_of
+from bertgeo_cli.families import Family, family_of, head_weights, shape_of, vocabulary
 
 from .options import ModelOptions
 
@@ -137,8 +137,12 @@ class LoadedModel:
     load_report: LoadReport
 
     def head_weights(self) -> HeadWeights:
-        """The attention weights, cut into heads (float64, on the CPU)."""
-        return head_weights(self.model)
+        """The attention weights, cut into heads (float64, on the CPU), with a way to the vocabulary."""
+        return replace(head_weights(self.model), vocabulary=self.vocabulary)
+
+    def vocabulary(self) -> Vocabulary:
+        """The word embedding, with the token of each row."""
+        return vocabulary(self.model, self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer)))))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .maths import largest_of_rows
+
 if TYPE_CHECKING:
     from .record import TokenizedText
 
@@ -216,3 +218,58 @@ class Maxima:
     def merge(self, other: Self) -> Self:
         """The larger of both, cell by cell."""
         return type(self)(np.fmax(self.values, other.values))
+
+
+@dataclass
+class TopTokens:
+    """For every cell the `size` tokens of the vocabulary with the largest value at any of their occurrences.
+
+    `ids` and `values` are (cell, place), by falling value and then by rising id; -1 and -inf where there are fewer.
+    The same under any order and any cut of the texts: what is among the largest of all is among those of its part.
+
+    >>> top = TopTokens.empty(1, size=2)
+    >>> top.add([7, 5, 7, 6], ["g", "e", "g", "f"], np.array([[0.1, 0.2, 0.4, 0.3]]))
+    >>> top.ids.tolist(), top.values.tolist(), top.pieces
+    ([[7, 6]], [[0.4, 0.3]], {6: 'f', 7: 'g'})
+    """
+
+    size: int
+    ids: NDArray[np.int64]
+    values: Floats
+    pieces: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, cells: int, *, size: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        return cls(size, np.full((cells, size), -1), np.full((cells, size), -np.inf))
+
+    def add(self, ids: Sequence[int], pieces: Sequence[str], values: Floats) -> None:
+        """Offer the tokens of one text, each with its value in every cell (cell, token)."""
+        known, first, place = np.unique(np.asarray(ids, np.int64), return_index=True, return_inverse=True)
+        if not self.size or not len(known):
+            return
+        order = np.argsort(place, kind="stable")
+        starts = np.searchsorted(place[order], np.arange(len(known)))
+        largest = np.maximum.reduceat(values[:, order], starts, axis=1)
+        offered = largest_of_rows(np.broadcast_to(known, largest.shape), largest, self.size)
+        self._take(*offered, {int(known[at]): pieces[first[at]] for at in range(len(known))})
+
+    def merge(self, other: Self) -> Self:
+        """The largest of both sides."""
+        if self.size != other.size:
+            raise ValueError("tables of different size do not merge")
+        merged = type(self)(self.size, self.ids, self.values, dict(self.pieces))
+        merged._take(other.ids, other.values, other.pieces)
+        return merged
+
+    def _take(self, ids: NDArray[np.int64], values: Floats, pieces: dict[int, str]) -> None:
+        every, offered = np.hstack([self.ids, ids]), np.hstack([self.values, values])
+        own = np.arange(every.shape[1]) < self.ids.shape[1]
+        twins = (every[:, :, None] == every[:, None, :]) & (own[:, None] != own[None, :])
+        # Of a token that both sides hold the larger value stays, and of equal ones ours.
+        beaten = offered[:, None, :] > offered[:, :, None]
+        tied = (offered[:, None, :] == offered[:, :, None]) & own[None, :]
+        lost = (twins & (beaten | tied)).any(axis=2)
+        self.ids, self.values = largest_of_rows(np.where(lost, -1, every), np.where(lost, -np.inf, offered), self.size)
+        both = self.pieces | pieces
+        self.pieces = {token: both[token] for token in sorted(set(self.ids.ravel().tolist()) - {-1})}

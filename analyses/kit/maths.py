@@ -171,3 +171,16 @@ def pool_units(attention: Floats, units: Sequence[int]) -> Floats:
     member = np.zeros((len(units), max(units, default=-1) + 1))
     member[np.arange(len(units)), list(units)] = 1.0
     return (member / member.sum(axis=0)).T @ attention @ member
+
+
+def largest_of_rows(ids: NDArray[np.int64], values: Floats, count: int) -> tuple[NDArray[np.int64], Floats]:
+    """The `count` largest values of every row with their ids, falling; of equal values the smaller id comes first.
+
+    Shapes (row, item) twice, to (row, count) twice.
+
+    >>> ids, values = largest_of_rows(np.array([[7, 5, 6]]), np.array([[0.5, 0.5, 0.9]]), 2)
+    >>> ids.tolist(), values.tolist()
+    ([[6, 5]], [[0.9, 0.5]])
+    """
+    order = np.lexsort((ids, -values), axis=-1)[:, :count]
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)

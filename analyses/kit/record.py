@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -100,12 +100,34 @@ class TokenizedText:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The word embedding: a row (id) of `vectors` for every token, `tokens` as they stand in the vocabulary.
+
+    Rows without a token have None. Where rows are narrower than the model (ELECTRA, ALBERT), `projection`
+    (width, row's width) takes them there; its bias, the same for all tokens, is left out.
+    """
+
+    tokens: tuple[str | None, ...]
+    vectors: Tensor
+    projection: Tensor | None
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """The embedding as the first layer is wide, so many rows at a time: the first one's id, and (row, width)."""
+        for start in range(0, len(self.tokens), rows):
+            block = self.vectors[start : start + rows].detach().cpu().double()
+            yield (
+                start,
+                (block if self.projection is None else block @ self.projection.detach().cpu().double().T).numpy(),
+            )
+
+
+@dataclass(frozen=True)
 class HeadWeights:
     """The attention weights of a checkpoint, cut into heads; shared layers stand once.
 
     A torch Linear stores (out, in): head h owns rows of W_Q, W_K, W_V and columns of W_O. `query`, `key` and `value`
     have the axes (weight_layer, head, channel, width), their biases (weight_layer, head, channel); `output` has
-    (weight_layer, head, width, channel), its bias (weight_layer, width). float64.
+    (weight_layer, head, width, channel), its bias (weight_layer, width). float64. `vocabulary` is read when called.
     """
 
     query: Tensor
@@ -116,6 +138,7 @@ class HeadWeights:
     key_bias: Tensor
     value_bias: Tensor
     output_bias: Tensor
+    vocabulary: Callable[[], Vocabulary] | None = None
 
     def bilinear_factors(self) -> tuple[Tensor, Tensor]:
         """Thin factors [W_Q b_Q] and [W_K b_K] of every homogeneous form M~ = [W_Q b_Q]^T [W_K b_K].
