@@ -67,7 +67,7 @@ DRAWN: Mapping[str, tuple[str, tuple[float, float | None, bool]]] = {
     "stable_rank": ("rank", SIZE),
     "subspace_overlap": ("overlap", SHARE),
     "spectral": ("norm", SIZE),
-    "content_bias": ("norm", SIZE),
+    "content_bias": ("length", SIZE),
     "copying": ("score", SCORE),
 }
 """What the overview draws, of the form without biases where it is of one: unit, limits, and whether 0 is the middle."""

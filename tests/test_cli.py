@@ -32,7 +32,8 @@ COMMANDS = [*registry.entries(), *BUILT_IN]
 REPORTS = list(registry.entries())
 """Commands that write a report."""
 READERS = [name for name, entry in registry.entries().items() if entry.load()().needs]
-"""Those that read texts; the others read the model's weights alone."""
+"""Those that read texts; the others read the model's weights, alone or with a companion that reads texts."""
+COMPANIONS = [name for name in REPORTS if name not in READERS and registry.entries()[name].load()().on_texts()]
 CORPUS = "the cats sat on the mat .\n\nshe ran to the old river .\na dog\n"
 INPUTS: dict[str, tuple[str, ...]] = {
     "text": ('the "cats" , sat on the mat .',),
@@ -41,7 +42,8 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 each_input = pytest.mark.parametrize(
     ("name", "given"),
-    [(name, kind) for name in REPORTS for kind in (("text", "corpus") if name in READERS else ("weights",))],
+    [(name, kind) for name in REPORTS for kind in (("text", "corpus") if name in READERS else ("weights",))]
+    + [(name, kind) for name in COMPANIONS for kind in ("text", "corpus")],
 )
 
 
@@ -153,7 +155,7 @@ def test_every_command_refuses_a_layer_that_does_not_exist(fast: Run, name: str)
     assert_error(fast(name, *text, "--layers", "2"), 2, "layer 2", "0 to 1")
 
 
-@pytest.mark.parametrize("name", [name for name in REPORTS if name not in READERS])
+@pytest.mark.parametrize("name", [name for name in REPORTS if name not in READERS and name not in COMPANIONS])
 def test_what_reads_weights_alone_refuses_texts(fast: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "corpus.txt").write_text("the cat\n")
     assert_error(fast(name, "the cat"), 2, "weights")
@@ -281,7 +283,8 @@ def test_json_is_one_document_on_stdout_and_names_files_that_exist(
     done = fast(name, *INPUTS[given], "--json", "-o", "out")
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
-    assert set(answer) == {"run", "headline", "files"}
+    both = {"headline_on_texts"} if name in COMPANIONS and given != "weights" else set()
+    assert set(answer) == {"run", "headline", "files"} | both
     assert answer["run"] == content(tmp_path / "out")
     assert answer["headline"]
     assert answer["files"]

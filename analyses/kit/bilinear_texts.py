@@ -31,9 +31,13 @@ SHARES = {
     side: f"share of a token vector's squared length inside the {side} subspace, mean over tokens of the kind, 0 to 1"
     for side in SIDES
 }
-NOTE = (
+MOVED = (
     "Standard deviations over keys, since what is the same for every key of a row leaves its softmax alone (so b_K "
-    "drops out). Shares are of the attention's input as it is, not centred; a random direction has {expected:.3f}."
+    "drops out)."
+)
+INSIDE = (
+    "Shares of squared length inside the first {rank} singular directions of M_h, of the attention's input as it is, "
+    "not centred; a random vector has {expected:.3f}."
 )
 
 
@@ -67,7 +71,8 @@ class TextsState(State):
     counts: Counts
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    expected: float
+    rank: int
+    width: int
     reading: Reading | None = derived()
 
 
@@ -100,7 +105,8 @@ class BilinearOnTexts(Analysis[TextsState]):
             Counts(),
             layers,
             heads,
-            self.rank / shape.width,
+            self.rank,
+            shape.width,
             reading,
         )
 
@@ -119,7 +125,7 @@ class BilinearOnTexts(Analysis[TextsState]):
     def finalize(self, state: TextsState, record: ForwardRecord | None) -> Result:
         heads = _terms_table(state)
         tables = (heads, _kinds_table(state), _top_table(state))
-        return Result(_headline(state), tables, _figures(state), (NOTE.format(expected=state.expected),))
+        return Result(_headline(state), tables, _figures(state), (MOVED, _inside(state)))
 
 
 def terms(queries: Floats, keys: Floats, biases: Floats) -> Floats:
@@ -208,7 +214,6 @@ def _headline(state: TextsState) -> Table:
 
 
 def _figures(state: TextsState) -> tuple[Figure, ...]:
-    note = NOTE.format(expected=state.expected)
     moved = [
         _heatmap(state, state.terms.mean[..., at], name.replace("_", " "), "share" if "share" in name else "score")
         for at, name in enumerate(TERMS)
@@ -220,9 +225,19 @@ def _figures(state: TextsState) -> tuple[Figure, ...]:
         for of, kind in enumerate(KINDS)
     ]
     return (
-        Figure("bilinear-texts", "What the query-independent term moves in scores", tuple(moved), 3, note),
-        Figure("bilinear-token-kinds", "Kinds of tokens in each head's two subspaces", tuple(kinds), len(KINDS), note),
+        Figure("bilinear-texts", "What the query-independent term moves in scores", tuple(moved), 3, MOVED),
+        Figure(
+            "bilinear-token-kinds",
+            "Kinds of tokens in each head's two subspaces",
+            tuple(kinds),
+            len(KINDS),
+            _inside(state),
+        ),
     )
+
+
+def _inside(state: TextsState) -> str:
+    return INSIDE.format(rank=state.rank, expected=state.rank / state.width)
 
 
 def _heatmap(state: TextsState, values: Floats, title: str, unit: str, high: float | None = 1.0) -> Heatmap:
