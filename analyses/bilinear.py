@@ -14,7 +14,7 @@ from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, settin
 from .kit.bilinear_texts import SIDES, BilinearOnTexts
 from .kit.bilinear_weights import PLACE, Atlas
 from .kit.comparison import Place, places_of
-from .kit.forms import MEASURES, ThinForms, copying, ratio
+from .kit.forms import MEASURES, copying, ratio
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Heatmap, Lines, Panel, Result, Series, Table
 from .kit.spectra import frobenius_norm, singular_values_by_gram
@@ -159,12 +159,9 @@ def _heads_table(atlas: Atlas) -> Table:
 
 
 def _output_table(atlas: Atlas) -> Table:
-    form = ThinForms(atlas.homogeneous("V"), atlas.factors["O"])
-    width = atlas.factors["V"].shape[1]
-    values = {
-        "copying": copying(atlas.forms["value-output"].mixed),
-        "expansion_rate": form.frobenius / np.sqrt(width + 1),
-    }
+    form, width = atlas.forms["value-output"], atlas.factors["V"].shape[1]
+    bias = np.linalg.norm(np.einsum("hwc,hc->hw", atlas.factors["O"], atlas.biases["V"]), axis=1)
+    values = {"copying": copying(form.mixed), "expansion_rate": np.hypot(form.frobenius, bias) / np.sqrt(width + 1)}
     return Table("bilinear-output", "What heads copy and stretch", atlas.index.assign(**values), PLACE | OUTPUT)
 
 
