@@ -17,7 +17,7 @@ BUILT_IN = {
     Texts stream through in shards, so a corpus of any length needs the same memory. States are kept beside the report
     until it is done: a run that was stopped or killed goes on by --resume. Its report has the same bytes as that of a
     run that never stopped, and as those of --workers, --dask and the jobs of an array (--shard, then bertgeo merge).
-    What analyses of weights ask of texts (bilinear) they ask of the same corpus.
+    What analyses of weights ask of texts (bilinear, redundancy) they ask of the same corpus.
 
     Example: bertgeo run corpus.txt --analyses attention,cone-index --set cone-index.layers=0-3 -o report
     """,
