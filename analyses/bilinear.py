@@ -91,7 +91,7 @@ class Bilinear(Analysis[BilinearState]):
     2502.10927) publish them, and the expansion rate of Kobayashi et al. (2021); by head the same formulas. This
     project's own definitions: left singular vectors span what a head searches with, right ones what it searches for;
     their overlap and principal angles at --rank r; tr(M) / sum of singular values; the positive share of eigenvalues
-    of (M + M^T) / 2, whose numbers of signs are those of channels for almost every M of such rank.
+    of (M + M^T) / 2 (almost every such M has as many positive and as many negative ones as a head has channels).
 
     With a text, --pair or --corpus, also: how much the term b_Q^T W_K x_j, the same for every query, moves scores
     beside x_i^T M_h x_j, and which tokens lie in the two subspaces. Layers that share weights stand once.
