@@ -347,7 +347,7 @@ def records(
         try:
             for batch in batches:
                 waiting.append(lanes.submit(batch, needs, backend))
-                if len(waiting) > cores:
+                if len(waiting) >= cores:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
