@@ -16,6 +16,8 @@ from .run import finalize
 
 FIGURE_BYTES = 150_000
 """A usual PNG of ours."""
+EDGE_BYTES = 200
+"""A usual edge of a GraphML file."""
 LINE_BYTES = 24
 """A usual row of lines.csv."""
 
@@ -52,6 +54,7 @@ def bytes_on_disk(
         for table in result.tables:
             sampled = of_text is not None and table.name == of_text.name
             total += len(table.frame.to_csv(index=False)) * (rows if sampled else 1)
+        total += EDGE_BYTES * sum(len(graph.edges) for graph in result.graphs)
         total += FIGURE_BYTES * len(result.figures) * figures
         if per_text and of_text is not None:
             total += 8 * of_text.frame.size * texts

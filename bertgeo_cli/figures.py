@@ -19,10 +19,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import BoundaryNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.path import Path as Curve
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import dendrogram
@@ -35,6 +37,7 @@ from analyses.kit.result import (
     Heatmap,
     LayeredGraph,
     Lines,
+    Network,
     Panel,
     Points,
     Series,
@@ -43,10 +46,12 @@ from bertgeo_cli import style
 from bertgeo_cli.style import Typesetter
 
 Format = Literal["png", "svg", "pdf"]
+Whole = NDArray[np.intp]
 T = TypeVar("T")
 
 # Inches, and the size of type, in scatters and coloured texts.
 DOT, POINT_LABEL, MOST_LABELS = 0.03, 6.0, 500
+NODE_LABEL = 6.5
 LINE, PARAGRAPH = 0.2, 0.08
 KEY_LEAST = 1.0  # the shortest colour bar
 
@@ -190,13 +195,17 @@ def _declared(panel: Panel) -> Declared | None:
             return panel.unit, panel.low, panel.high, style.SEQUENTIAL
         case LayeredGraph():
             return panel.unit, 0.0, None, style.EDGES
+        case Network():
+            return panel.unit, None, None, style.LINKS[panel.falling]
         case _:
             return None
 
 
 def _values(panel: Panel) -> Floats:
-    weights = [edge[3] for edge in panel.edges] if isinstance(panel, LayeredGraph) else getattr(panel, "values", [])
-    values = np.asarray(weights, dtype=float).ravel()
+    if isinstance(panel, (LayeredGraph, Network)):
+        values = np.array([edge[-1] for edge in panel.edges], dtype=float)
+    else:
+        values = np.asarray(getattr(panel, "values", []), dtype=float).ravel()
     return values[np.isfinite(values)]
 
 
@@ -659,11 +668,22 @@ def _(panel: Heatmap, page: _Page, box: Box, seat: Seat, scale: ValueKey) -> Non
     if values.mask.any():
         _hatched(axes)
     axes.imshow(values, norm=scale.norm, cmap=style.value_map(scale.colours), aspect="auto", interpolation="nearest")
+    if panel.written:
+        _write_cells(axes, panel, scale)
     if panel.groups:
         _paint_strips(panel, page, box)
     if panel.tree is not None:
         _paint_tree(panel.tree, page, Box(box.x + box.width + 0.03, box.y, style.TREE, box.height))
     return None
+
+
+def _write_cells(axes: Axes, panel: Heatmap, scale: ValueKey) -> None:
+    colours = style.value_map(scale.colours)
+    for (row, column), value in np.ndenumerate(panel.values):
+        if np.isfinite(value):
+            ink = style.ink_on(colours(float(scale.norm(value))))
+            text = format(value, panel.written).replace("-", "\N{MINUS SIGN}")
+            axes.text(column, row, text, size=style.TICK, color=ink, ha="center", va="center")
 
 
 def _label_sides(axes: Axes, panel: Heatmap, page: _Page, box: Box, seat: Seat) -> None:
@@ -1008,3 +1028,80 @@ def _edges(panel: LayeredGraph, scale: ValueKey) -> LineCollection:
     share = scale.norm(np.array([edge[3] for edge in edges], dtype=float)).clip(0, 1)
     lines = [((lower, depth - 1), (upper, depth)) for depth, upper, lower, _ in edges]
     return LineCollection(lines, colors=style.value_map(scale.colours)(share), linewidths=0.3 + 2.0 * share)
+
+
+# ------------------------------------------------------------------------------------------------------------- network
+
+
+@_plan.register
+def _(panel: Network, page: _Page, seat: Seat) -> Room:
+    layers, heads = len(set(panel.layers)), len(set(panel.heads))
+    widest = style.PAGE / seat.columns - 0.9
+    width = min(max(0.75 * layers, 1.6), 6.5, max(widest, 1.0))
+    return Room(width, min(max(0.36 * heads, 1.2), max(1.3 * width, 1.2)), 0.5, 0.12, 0.06, 0.45)
+
+
+@_paint.register
+def _(panel: Network, page: _Page, box: Box, seat: Seat, scale: ValueKey) -> None:
+    axes = page.axes(box)
+    axes.set(xlabel="layer", ylabel="head")
+    axes.spines[:].set_visible(False)
+    if not panel.layers:
+        return _nothing(axes)
+    (layers, x), (heads, y) = (np.unique(side, return_inverse=True) for side in (panel.layers, panel.heads))
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(len(heads) - 0.4, -0.7))
+    axes.add_collection(_links(panel, scale, x, y))
+    _paint_nodes(axes, panel, page, box, (x, y))
+    for axis, names, room in ((axes.xaxis, layers, box.width), (axes.yaxis, heads, box.height)):
+        shown = range(0, len(names), _step(len(names), room, style.TICK))
+        axis.set_ticks(list(shown), labels=[str(names[place]) for place in shown])
+    axes.tick_params(length=0)
+    return None
+
+
+def _links(panel: Network, scale: ValueKey, x: Whole, y: Whole) -> PathCollection:
+    """Curves that leave and arrive level, and pass beside the nodes between; stronger ones darker, wider and on top."""
+    norm = scale.norm
+    share = np.array([float(norm(edge[2])) for edge in panel.edges]).clip(0, 1)
+    share = 1 - share if panel.falling else share
+    order = np.argsort(share, kind="stable")
+    curves = [_curve(panel.edges[at][0], panel.edges[at][1], x, y) for at in order]
+    colours = style.value_map(style.LINKS[False])(share[order])
+    return PathCollection(curves, facecolors="none", edgecolors=colours, linewidths=0.5 + 1.2 * share[order])
+
+
+def _curve(start: int, end: int, x: Whole, y: Whole) -> Curve:
+    reach, bow = (x[end] - x[start]) / 2, 0.3 * (abs(x[end] - x[start]) > 1)
+    points = [
+        (x[start], y[start]),
+        (x[start] + reach, y[start] - bow),
+        (x[end] - reach, y[end] - bow),
+        (x[end], y[end]),
+    ]
+    return Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+
+
+def _paint_nodes(axes: Axes, panel: Network, page: _Page, box: Box, places: tuple[Whole, Whole]) -> None:
+    """Dots as large as they have edges, and the labels that hit no other, those of the largest dots first."""
+    x, y = places
+    ends = [place for edge in panel.edges for place in edge[:2]]
+    degree = np.bincount(np.array(ends, dtype=np.intp), minlength=len(x))
+    sizes = 4 + 36 * degree / max(degree.max(), 1)
+    axes.scatter(x, y, s=sizes, color=style.QUIET, zorder=3, linewidths=0.4, edgecolors="white")
+    halo = [withStroke(linewidth=1.8, foreground="white")]
+    for place in _fitting(panel, page, box, places, np.argsort(-degree, kind="stable")):
+        axes.annotate(
+            panel.labels[place], (x[place], y[place]), (0, 3.5), textcoords="offset points", size=NODE_LABEL,
+            ha="center", va="bottom", zorder=4, path_effects=halo,
+        )  # fmt: skip
+
+
+def _fitting(panel: Network, page: _Page, box: Box, places: tuple[Whole, Whole], order: Whole) -> list[int]:
+    """Nodes whose labels hit no label of one before them in `order`."""
+    x, y = (side * room / (side.max() + 1) for side, room in zip(places, (box.width, box.height), strict=True))
+    kept: list[int] = []
+    for place in (int(at) for at in order if panel.labels[at]):
+        wide, tall = page.setter.inches(panel.labels[place], NODE_LABEL), NODE_LABEL * style.LEADING / 72 + 0.02
+        if all(abs(x[place] - x[other]) > wide or abs(y[place] - y[other]) > tall for other in kept):
+            kept.append(place)
+    return kept

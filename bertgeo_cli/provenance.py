@@ -97,10 +97,11 @@ def lasting_arithmetic(loaded: LoadedModel, how: Pass) -> dict[str, Any]:
 
 
 def contents(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
-    """By analysis: what each table's columns mean, what each figure shows, and the notes of the answer."""
+    """By analysis: what the columns of each table and graph mean, what each figure shows, and the answer's notes."""
     return {
         name: {
             "tables": {table.name: {"title": table.title, "columns": dict(table.columns)} for table in result.tables},
+            "graphs": {graph.name: {"title": graph.title, "columns": dict(graph.columns)} for graph in result.graphs},
             "figures": {figure.name: {"title": figure.title, "note": figure.note} for figure in result.figures},
             "notes": list(result.notes),
         }
@@ -110,7 +111,7 @@ def contents(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of two answers of one analysis."""
-    parts = {part: dict(first[part]) | dict(second[part]) for part in ("tables", "figures")}
+    parts = {part: dict(first[part]) | dict(second[part]) for part in ("tables", "graphs", "figures")}
     return parts | {"notes": [*first["notes"], *second["notes"]]}
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from analyses.kit.result import Result, Table
+from analyses.kit.result import Graph, Result, Table
 
 from .corpus import Line, is_nucleotides
 from .errors import BertgeoError, UsageError
@@ -153,6 +153,25 @@ def require_pyarrow(what: str) -> None:
         raise UsageError(f"{what} needs pyarrow", "Install it: pip install 'bertgeo[parquet]'.")
 
 
+def write_graph(graph: Graph, folder: Path) -> str:
+    """Write a graph as GraphML and return the file's name; edges are numbered, for ids have to differ."""
+    import networkx  # heavy, and few analyses have graphs
+
+    made = networkx.MultiDiGraph()
+    for row in _rows(graph.nodes):
+        made.add_node(row.pop("node"), **row)
+    for number, row in enumerate(_rows(graph.edges)):
+        made.add_edge(row.pop("source"), row.pop("target"), key=number, **row)
+    path = folder / f"{graph.name}.graphml"
+    # The other writer, by lxml, is there only where that is installed, and writes other bytes.
+    networkx.write_graphml_xml(made, path)
+    return path.name
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
 @dataclass
 class Written:
     """Names of the files of a report, below its folder, and notes about the figures by analysis."""
@@ -164,7 +183,7 @@ class Written:
 def write_results(
     results: Mapping[str, Result], folder: Path, tables: TableFormat, figures: FigureFormat, *, nested: bool
 ) -> Written:
-    """Write all tables and figures; `nested` gives every analysis a folder of its own."""
+    """Write all tables, graphs and figures; `nested` gives every analysis a folder of its own."""
     written = Written()
     for name, result in results.items():
         below = name if nested else ""
@@ -178,8 +197,9 @@ def write_results(
 def _write_result(
     result: Result, folder: Path, table_format: TableFormat, figure_format: FigureFormat
 ) -> tuple[list[str], list[str]]:
-    """All tables and figures; returns the file names and notes about the figures."""
+    """All tables, graphs and figures; returns the file names and notes about the figures."""
     files = [write_table(table, folder, table_format) for table in result.tables]
+    files += [write_graph(graph, folder) for graph in result.graphs]
     if figure_format == "none":
         return files, []
     from . import figures  # matplotlib costs a second, and only figures need it

@@ -36,6 +36,7 @@ LONGEST_LABEL = 24  # characters
 INK, QUIET, HATCH = "0.1", "0.4", "0.65"
 BLANK: Colour = (0.88, 0.88, 0.88, 1.0)
 SEQUENTIAL, DIVERGING, EDGES, GROUPS = "viridis", "RdBu_r", "magma_r", "plasma"
+LINKS = ("viridis_r", "viridis")  # strong is dark: the larger weight, or the smaller one
 FEW = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour blindness
 
 BASE_FONT = "DejaVu Sans"  # ships with matplotlib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -50,6 +50,20 @@ def runs_before(places: Sequence[Place]) -> Flags:
     return first[:, None] < last[None, :]
 
 
+@dataclass(frozen=True)
+class Pairing:
+    """Which ordered pairs of heads are compared: `before` as `runs_before`, `listed` those that are asked for."""
+
+    before: Flags
+    listed: Flags
+
+    @classmethod
+    def of(cls, places: Sequence[Place], *, only_later: bool) -> Self:
+        """All pairs, or those of a head with one that runs strictly later."""
+        before = runs_before(places)
+        return cls(before, before if only_later else np.ones_like(before))
+
+
 def mutual(values: Floats, before: Flags) -> Floats:
     """One value a pair: from the earlier head to the later; the mean of both directions where neither is first.
 
@@ -73,6 +87,7 @@ class Words:
     high: float | None = None
     diverging: bool = False
     own: bool = False  # whether a head's value with itself is drawn (else it would only stretch the colours)
+    falling: bool = False  # whether smaller values mean closer heads
 
 
 @dataclass(frozen=True)
@@ -96,12 +111,23 @@ class Comparison:
 
 
 def comparison(
-    kind: str, values: Floats, before: Flags, distances: Floats, columns: Mapping[str, NDArray[Any]]
+    kind: str,
+    values: Floats,
+    pairing: Pairing,
+    distances: Floats,
+    columns: Mapping[str, NDArray[Any]],
+    farthest: Floats | float = 1.0,
 ) -> Comparison:
-    """A comparison whose distances are made fit: symmetric by `mutual`, not below 0, 0 from a head to itself."""
-    apart = np.maximum(mutual(distances, before), 0.0)
+    """A comparison of the pairs that are asked for; the others have no value.
+
+    Its distances are made fit: symmetric by `mutual`, not below 0, 0 from a head to itself, and `farthest` where a
+    pair has no value.
+    """
+    known = np.where(pairing.listed, values, np.nan)
+    pairs = mutual(known, pairing.before)
+    apart = np.where(np.isnan(pairs), farthest, np.maximum(mutual(distances, pairing.before), 0.0))
     np.fill_diagonal(apart, 0.0)
-    return Comparison(kind, values, mutual(values, before), apart, columns)
+    return Comparison(kind, known, pairs, apart, columns)
 
 
 @dataclass(frozen=True)
@@ -113,7 +139,7 @@ class Heads:
     words: Words
     places: tuple[Place, ...]
     comparisons: tuple[Comparison, ...]
-    listed: Flags  # the ordered pairs that the metric is about
+    pairing: Pairing
 
     def index(self, one: Comparison, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> pd.DataFrame:
         """The first columns of a table of pairs."""
@@ -149,7 +175,7 @@ class Heads:
 
 def pairs_table(heads: Heads, others: Mapping[str, str]) -> Table:
     """Every ordered pair of heads that the metric is about, a row each; `others` describes the further columns."""
-    rows, columns = np.nonzero(heads.listed)
+    rows, columns = np.nonzero(heads.pairing.listed)
     frames = []
     for one in heads.comparisons:
         frame = heads.index(one, rows, columns).assign(value=one.values[rows, columns])
@@ -211,7 +237,8 @@ def closest_table(heads: Heads) -> Table:
     frames = []
     for one in heads.comparisons:
         rows, columns = np.triu_indices(len(heads.places), 1)
-        chosen = np.argsort(one.distances[rows, columns], kind="stable")[:count]
+        without = np.isnan(one.pairs[rows, columns])
+        chosen = np.lexsort([one.distances[rows, columns], without])[: min(count, max(1, int((~without).sum())))]
         frame = heads.index(one, rows[chosen], columns[chosen])
         frame["pair_value"] = one.pairs[rows[chosen], columns[chosen]]
         frames.append(frame)

@@ -82,6 +82,8 @@ def _clustered(heads: Heads, panels: Sequence[Heatmap]) -> Figure:
     note += "" if heads.words.own else " A head with itself is left blank."
     if any(one.directed for one in heads.comparisons):
         note += f" {MUTUAL}"
+    if any(np.isnan(one.pairs).any() for one in heads.comparisons):
+        note += " Pairs without a value count as the farthest apart."
     if len(panels) > FEW:
         note += " Which head stands where: column leaf of heads-places."
     return Figure("heads-heatmap", f"Heads clustered by {heads.words.title}", tuple(panels), _columns(panels), note)

@@ -184,3 +184,17 @@ def largest_of_rows(ids: NDArray[np.int64], values: Floats, count: int) -> tuple
     """
     order = np.lexsort((ids, -values), axis=-1)[:, :count]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def cosines(products: Floats) -> Floats:
+    """Cosines of every two vectors from their inner products, -1 to 1; NaN where one of them is zero.
+
+    Shape (item, item) to the same; on the diagonal stand the squared lengths.
+
+    >>> cosines(np.array([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
+    [[1.0, 0.5, nan], [0.5, 1.0, nan], [nan, nan, nan]]
+    """
+    squares = np.diagonal(products)
+    scale = np.sqrt(np.multiply.outer(squares, squares))
+    there = scale > 0
+    return np.where(there, np.clip(products / np.where(there, scale, 1.0), -1.0, 1.0), np.nan)

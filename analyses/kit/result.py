@@ -43,7 +43,8 @@ class Heatmap:
     """A matrix as colours. Rows run downwards. None limits are taken from the values (NaN stays blank).
 
     `groups` gives a group number for every row and column (say, the layer of each head): figures mark them.
-    `tree` is a SciPy linkage of rows and columns alike, whose leaf order `values` already follows.
+    `tree` is a SciPy linkage of rows and columns alike, whose leaf order `values` already follows. `written` is the
+    format in which every cell's value stands in it (".2f"); for small matrices.
     """
 
     values: Floats
@@ -58,6 +59,7 @@ class Heatmap:
     diverging: bool = False
     groups: tuple[int, ...] = ()
     tree: Floats | None = None
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,24 @@ class LayeredGraph:
     title: str = ""
 
 
-Panel = Heatmap | Lines | Points | ColouredText | LayeredGraph
+@dataclass(frozen=True)
+class Network:
+    """Heads as nodes, the layers side by side, and `edges` (place of the one node, of the other, weight) between.
+
+    A node has a layer, a head and a label, which stands beside it unless it is empty. `falling` where a smaller
+    weight is a stronger edge.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    labels: tuple[str, ...]
+    edges: tuple[tuple[int, int, float], ...]
+    unit: str
+    falling: bool = False
+    title: str = ""
+
+
+Panel = Heatmap | Lines | Points | ColouredText | LayeredGraph | Network
 
 
 @dataclass(frozen=True)
@@ -139,6 +158,27 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """A directed graph as two frames: `nodes` by their `node`, `edges` from `source` to `target`, attributes beside.
+
+    `columns` says of every column what it is; several edges may join the same two nodes.
+    """
+
+    name: str
+    title: str
+    nodes: pd.DataFrame
+    edges: pd.DataFrame
+    columns: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        held = {"node": self.nodes.columns, "source": self.edges.columns, "target": self.edges.columns}
+        missing = [name for name, columns in held.items() if name not in columns]
+        undescribed = [name for name in (*self.nodes, *self.edges) if name not in self.columns]
+        if missing or undescribed:
+            raise ValueError(f"graph {self.name!r}: columns missing {missing}, without a description {undescribed}")
+
+
+@dataclass(frozen=True)
 class Result:
     """What an analysis answers: `headline` is the short table for the terminal, `notes` lines to print below it.
 
@@ -150,6 +190,7 @@ class Result:
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
     headline_on_texts: Table | None = None
+    graphs: tuple[Graph, ...] = ()
 
     def with_tables(self, tables: Sequence[Table]) -> Self:
         """The same answer with more tables."""
@@ -163,4 +204,5 @@ class Result:
             figures=(*self.figures, *on_texts.figures),
             notes=(*self.notes, *on_texts.notes),
             headline_on_texts=on_texts.headline,
+            graphs=(*self.graphs, *on_texts.graphs),
         )
