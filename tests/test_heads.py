@@ -20,7 +20,7 @@ import tiny
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import subspace_angles
-from scipy.spatial.distance import jensenshannon
+from scipy.spatial.distance import cosine, jensenshannon
 from scipy.stats import ortho_group, pearsonr
 from typer.testing import CliRunner, Result
 
@@ -28,12 +28,13 @@ from analyses.heads import HeadsAgainstHeads
 from analyses.kit.analysis import Selection, SettingsError
 from analyses.kit.arrangement import clustered, nearest, on_plane
 from analyses.kit.divergence import jensen_shannon, row_correlation
-from analyses.kit.head_metrics import COMPOSITIONS, SUBSPACES
+from analyses.kit.head_metrics import COMPOSITIONS, METRICS, SUBSPACES
 from analyses.kit.record import HeadWeights
 from analyses.kit.subspaces import (
     composition_scores,
     folded,
     orthonormal_bases,
+    principal_angles,
     projection_kernels,
     random_projection_kernel,
     squared_products,
@@ -54,6 +55,7 @@ SENTENCES = (
 )
 TEXT_METRICS = ("jensen-shannon", "correlation")
 LAYERS, HEADS, WIDTH, CHANNELS = 6, 12, 384, 32
+WEIGHTS = ("query", "key", "value", "output")
 KEYS = ["layer", "head", "other_layer", "other_head"]
 PAIRS = (((0, 0), (0, 1)), ((0, 2), (1, 9)), ((2, 3), (4, 7)), ((1, 11), (5, 0)), ((4, 6), (4, 9)))
 
@@ -157,6 +159,104 @@ def test_composition_runs_from_earlier_to_strictly_later_layers(compositions: pd
     np.testing.assert_allclose(compositions["random_about"], 1 / math.sqrt(WIDTH))
 
 
+ANGLES = {"metric": "principal-angles", "subspaces": "OQ,KV"}
+
+
+@pytest.fixture(scope="module")
+def angles(minilm: LoadedModel) -> pd.DataFrame:
+    return of_weights(minilm, **ANGLES)["heads-pairs"]
+
+
+@pytest.mark.parametrize("kind", ["OQ", "KV"])
+def test_principal_angles_are_those_of_scipy_in_degrees(angles: pd.DataFrame, kind: str) -> None:
+    found = angles[angles["subspaces"] == kind].set_index(KEYS)
+    for one, other in PAIRS:
+        wanted = np.degrees(subspace_angles(raw(kind[0], *one), raw(kind[1], *other)))
+        row = found.loc[(*one, *other)]
+        assert row["value"] == pytest.approx(wanted.mean(), rel=1e-5)
+        assert row["smallest"] == pytest.approx(wanted.min(), rel=1e-5)
+        assert row["angles"] == CHANNELS
+
+
+def test_all_angles_of_any_two_subspaces_are_those_of_scipy() -> None:
+    generator = np.random.default_rng(7)
+    first, second = (generator.standard_normal((3, 9, size)) for size in (2, 4))
+    found = principal_angles(orthonormal_bases(first)[0], orthonormal_bases(second)[0])
+    assert found.shape == (3, 3, 2)
+    for at in np.ndindex(3, 3):
+        wanted = np.sort(np.degrees(subspace_angles(first[at[0]], second[at[1]])))
+        np.testing.assert_allclose(found[at], wanted, atol=1e-5)
+    back = principal_angles(orthonormal_bases(second)[0], orthonormal_bases(first)[0])
+    np.testing.assert_allclose(back, found.transpose(1, 0, 2), atol=1e-9)
+
+
+def test_angles_are_0_within_a_subspace_90_across_and_none_past_the_smaller_dimension() -> None:
+    axes = np.eye(6)
+    bases, _ = orthonormal_bases(np.array([axes[:, :2], axes[:, :2] @ [[1.0, 5.0], [2.0, 1.0]], axes[:, [4, 4]]]))
+    found = principal_angles(bases, bases).round(5)
+    assert found[0, 1].tolist() == [0, 0]
+    assert found[0, 2, 0] == 90
+    assert found[2, 2, 0] == 0
+    assert np.isnan(found[2, :, 1]).all()
+    assert np.isnan(found[:, 2, 1]).all()
+
+
+def test_bilinear_cosines_are_those_of_dense_forms(minilm: LoadedModel) -> None:
+    found = of_weights(minilm, metric="bilinear-cosine")["heads-pairs"].set_index(KEYS)["value"]
+    for one, other in PAIRS:
+        first, second = (raw("Q", *head) @ raw("K", *head).T for head in (one, other))
+        wanted = (first * second).sum() / (np.linalg.norm(first) * np.linalg.norm(second))
+        assert found[(*one, *other)] == pytest.approx(wanted, rel=1e-5, abs=1e-8)
+    assert found[(2, 3, 2, 3)] == pytest.approx(1.0)
+
+
+def test_content_bias_cosines_are_those_of_vectors_from_the_checkpoint(minilm: LoadedModel) -> None:
+    found = of_weights(minilm, metric="content-bias-cosine")["heads-pairs"].set_index(KEYS)["value"]
+
+    def content_bias(layer: int, head: int) -> Floats:
+        bias = reference.weights(f"encoder.layer.{layer}.attention.self.query.bias")
+        return raw("K", layer, head) @ bias[head * CHANNELS : (head + 1) * CHANNELS]
+
+    for one, other in PAIRS:
+        assert found[(*one, *other)] == pytest.approx(1 - cosine(content_bias(*one), content_bias(*other)), rel=1e-5)
+
+
+def test_a_head_without_a_query_bias_has_no_cosine_and_a_model_without_any_is_refused(tiny_model: LoadedModel) -> None:
+    def without(layers: slice) -> LoadedModel:
+        def silenced(weights: HeadWeights) -> HeadWeights:
+            bias = weights.query_bias.clone()
+            bias[layers] = 0
+            return dataclasses.replace(weights, query_bias=bias)
+
+        return with_weights(tiny_model, silenced)
+
+    pairs = of_weights(without(slice(1)), metric="content-bias-cosine")["heads-pairs"]
+    silent = (pairs["layer"] == 0) | (pairs["other_layer"] == 0)
+    assert (pairs["value"].isna() == silent).all()
+    with pytest.raises(UsageError, match="no content bias"):
+        of_weights(without(slice(None)), metric="content-bias-cosine")
+
+
+@pytest.mark.parametrize("metric", ["projection-kernel", "principal-angles", "bilinear-cosine", "content-bias-cosine"])
+def test_pairs_from_earlier_to_later_are_those_rows_of_all_pairs(tiny_model: LoadedModel, metric: str) -> None:
+    whole, later = (of_weights(tiny_model, metric=metric, direction=way) for way in ("all", "earlier-to-later"))
+    pairs = whole["heads-pairs"]
+    kept = pairs[pairs["layer"] < pairs["other_layer"]].reset_index(drop=True)
+    assert 0 < len(kept) < len(pairs)
+    pd.testing.assert_frame_equal(later["heads-pairs"], kept)
+    summary = later["heads-summary"].set_index("pairs")
+    assert summary["count"].to_dict() == {"within a layer": 0, "between layers": 16}
+    assert summary.loc["between layers", "mean"] == pytest.approx(kept["value"].mean())
+    assert (later["heads-nearest"]["layer"] != later["heads-nearest"]["other_layer"]).all()
+
+
+@pytest.mark.parametrize("metric", ["projection-kernel", *TEXT_METRICS])
+def test_earlier_to_later_pairs_need_two_layers(tiny_model: LoadedModel, metric: str) -> None:
+    analysis = HeadsAgainstHeads(metric=metric, direction="earlier-to-later", layers=Selection("1"))
+    with pytest.raises(SettingsError, match="an earlier and a later layer"):
+        analysis.start(tiny_model.shape, None)
+
+
 # By hand, and the laws of subspaces
 
 
@@ -220,7 +320,13 @@ def with_weights(loaded: LoadedModel, change: Callable[[HeadWeights], HeadWeight
     return Changed(**{field.name: getattr(loaded, field.name) for field in dataclasses.fields(loaded)})
 
 
-WEIGHT_SETTINGS: tuple[dict[str, Any], ...] = ({"subspaces": "all"}, {"metric": "composition"})
+WEIGHT_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"subspaces": "all"},
+    ANGLES,
+    {"metric": "composition"},
+    {"metric": "bilinear-cosine"},
+    {"metric": "content-bias-cosine"},
+)
 
 
 @pytest.mark.parametrize("chosen", WEIGHT_SETTINGS)
@@ -232,7 +338,8 @@ def test_turning_the_residual_space_changes_nothing(tiny_model: LoadedModel, cho
         return dataclasses.replace(weights, **read, output=turn.T @ weights.output)
 
     before, after = (of_weights(model, **chosen) for model in (tiny_model, with_weights(tiny_model, turned)))
-    np.testing.assert_allclose(after["heads-pairs"]["value"], before["heads-pairs"]["value"], atol=1e-10)
+    tolerance = 1e-5 if chosen is ANGLES else 1e-10  # degrees
+    np.testing.assert_allclose(after["heads-pairs"]["value"], before["heads-pairs"]["value"], atol=tolerance)
 
 
 @pytest.mark.parametrize("chosen", WEIGHT_SETTINGS)
@@ -241,7 +348,7 @@ def test_permuting_heads_permutes_rows_and_columns(tiny_model: LoadedModel, chos
 
     def permuted(weights: HeadWeights) -> HeadWeights:
         return dataclasses.replace(
-            weights, **{name: getattr(weights, name)[:, order] for name in ("query", "key", "value", "output")}
+            weights, **{name: getattr(weights, name)[:, order] for name in (*WEIGHTS, "query_bias", "key_bias")}
         )
 
     before, after = (
@@ -249,9 +356,9 @@ def test_permuting_heads_permutes_rows_and_columns(tiny_model: LoadedModel, chos
     )
     for side in ("head", "other_head"):
         after[side] = after[side].map(lambda head: order[head])
-    kind = "subspaces" if "subspaces" in before else "composition"
-    one, other = (frame.sort_values([kind, *KEYS])["value"] for frame in (before, after))
-    np.testing.assert_allclose(other, one, atol=1e-12)
+    kinds = [name for name in ("subspaces", "composition") if name in before]
+    one, other = (frame.sort_values([*kinds, *KEYS])["value"] for frame in (before, after))
+    np.testing.assert_allclose(other, one, atol=1e-5 if chosen is ANGLES else 1e-12)
 
 
 def test_layers_that_share_weights_count_once_and_feed_themselves(tmp_path: Path) -> None:
@@ -402,6 +509,9 @@ def test_the_nearest_are_the_smallest_distances(tiny_model: LoadedModel, setting
 
 
 FROM_VALUE: dict[str, Callable[[Floats], Floats]] = {
+    "principal-angles": lambda angle: angle,
+    "bilinear-cosine": lambda cosine: np.sqrt((1 - cosine) / 2),
+    "content-bias-cosine": lambda cosine: np.sqrt((1 - cosine) / 2),
     "projection-kernel": lambda kernel: np.sqrt(12 - kernel),
     "composition": lambda score: 1 - score,
     "jensen-shannon": np.sqrt,
@@ -432,7 +542,7 @@ def test_a_pair_of_layers_counts_by_its_earlier_head(tiny_model: LoadedModel, se
 def test_figures_follow_the_clustering_and_say_how_well_a_plane_does(minilm: LoadedModel) -> None:
     result = analyse_weights([HeadsAgainstHeads(subspaces="OQ")], minilm)[0]
     figures = {figure.name: figure for figure in result.figures}
-    assert list(figures) == ["heads-heatmap", "heads-directions", "heads-map"]
+    assert list(figures) == ["heads-heatmap", "heads-directions", "heads-map", "heads-graph"]
     panel = figures["heads-heatmap"].panels[0]
     leaves = next(table for table in result.tables if table.name == "heads-places").frame.sort_values("leaf")
     assert list(panel.rows) == [f"L{layer}H{head}" for layer, head in zip(leaves["layer"], leaves["head"], strict=True)]
@@ -452,6 +562,7 @@ def test_figures_follow_the_clustering_and_say_how_well_a_plane_does(minilm: Loa
         ({"subspaces": "QX"}, "'QX' is no pair of subspaces"),
         ({"metric": "composition", "composition": "O"}, "'O' is no composition"),
         ({"nearest": 0}, "0 nearest heads"),
+        *(({"edges": edges}, "no graph") for edges in ("0", "-3", "0%", "101%", "3%%", "many", "2.5", "", "nan%")),
         ({"layers": Selection("0"), "heads": Selection("0")}, "nothing to compare it with"),
     ],
 )
@@ -489,7 +600,7 @@ def test_metric_alone_lists_the_metrics_without_a_model(
     monkeypatch.setattr("bertgeo_cli.commands.load_chosen", None)
     done = run(*arguments)
     assert done.exit_code == 0, done.output
-    for name in ("projection-kernel", "composition", *TEXT_METRICS):
+    for name in METRICS:
         assert sum(name in line for line in done.stdout.splitlines() if "│" in line) == 1
     assert not Path("x").exists()
 
@@ -498,6 +609,9 @@ def test_the_list_of_metrics_is_json_when_asked_for(run: Callable[..., Result]) 
     listed = json.loads(run("--metric", "--json").stdout)
     assert {row["metric"]: row["reads"] for row in listed} == {
         "projection-kernel": "weights",
+        "principal-angles": "weights",
+        "bilinear-cosine": "weights",
+        "content-bias-cosine": "weights",
         "composition": "weights",
         "jensen-shannon": "text",
         "correlation": "text",
@@ -507,7 +621,9 @@ def test_the_list_of_metrics_is_json_when_asked_for(run: Callable[..., Result]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--metric", "cosine"), "projection-kernel, composition, jensen-shannon, correlation"),
+        (("--metric", "cosine"), "projection-kernel, principal-angles, bilinear-cosine, content-bias-cosine"),
+        (("--edges", "1.5"), "a number such as 100, or a share: 3%"),
+        (("--direction", "later"), "earlier-to-later"),
         (("--metric", "mean"), "rows sum to 1"),
         (("--subspaces", "AB"), "QQ, QK"),
         (("A sentence.",), "a text was given, but this reads the model's weights alone"),
