@@ -1038,7 +1038,13 @@ def _(panel: Network, page: _Page, seat: Seat) -> Room:
     layers, heads = len(set(panel.layers)), len(set(panel.heads))
     widest = style.PAGE / seat.columns - 0.9
     width = min(max(0.75 * layers, 1.6), 6.5, max(widest, 1.0))
-    return Room(width, min(max(0.36 * heads, 1.2), max(1.3 * width, 1.2)), 0.5, 0.12, 0.06, 0.45)
+    beyond = _overhang(panel, page, width)
+    return Room(width, min(max(0.36 * heads, 1.2), max(1.3 * width, 1.2)), 0.5 + beyond, 0.12 + beyond, 0.06, 0.45)
+
+
+def _overhang(panel: Network, page: _Page, width: float) -> float:
+    """The inches by which a label of the first or the last layer may reach beyond the panel."""
+    return max(0.0, (page.setter.widest(panel.labels, NODE_LABEL) - width / max(len(set(panel.layers)), 1)) / 2)
 
 
 @_paint.register
@@ -1052,10 +1058,12 @@ def _(panel: Network, page: _Page, box: Box, seat: Seat, scale: ValueKey) -> Non
     axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(len(heads) - 0.4, -0.7))
     axes.add_collection(_links(panel, scale, x, y))
     _paint_nodes(axes, panel, page, box, (x, y))
-    for axis, names, room in ((axes.xaxis, layers, box.width), (axes.yaxis, heads, box.height)):
-        shown = range(0, len(names), _step(len(names), room, style.TICK))
+    wide = 72 * page.setter.widest(map(str, layers), style.TICK)
+    for axis, names, room, size in ((axes.xaxis, layers, box.width, wide), (axes.yaxis, heads, box.height, style.TICK)):
+        shown = range(0, len(names), _step(len(names), room, size))
         axis.set_ticks(list(shown), labels=[str(names[place]) for place in shown])
     axes.tick_params(length=0)
+    axes.tick_params("y", pad=2 + 72 * _overhang(panel, page, box.width))
     return None
 
 

@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 
-from analyses.kit.result import ColouredText, Figure, Heatmap, LayeredGraph, Lines, Panel, Points, Series
+from analyses.kit.result import ColouredText, Figure, Heatmap, LayeredGraph, Lines, Network, Panel, Points, Series
 from bertgeo_cli import style
 from bertgeo_cli.figures import draw, save
 
@@ -108,6 +108,18 @@ def graph(count: int = 12, depths: int = 5) -> LayeredGraph:
     return LayeredGraph(tokens(count), depths, tuple(edge for edge in edges if edge[3] > 0.05), "attention weight")
 
 
+def network(layers: int = 12, hubs: int = 8, count: int = 285) -> Network:
+    generator = np.random.default_rng(5)
+    size = layers * 12
+    first, second = np.sort(generator.integers(0, size, (2, 4 * count)), axis=0)
+    apart = np.flatnonzero(first // 12 < second // 12)[:count]
+    edges = tuple((int(first[at]), int(second[at]), float(generator.gamma(2))) for at in apart)
+    named = set(generator.permutation(size)[:hubs].tolist())
+    labels = tuple(f"L{at // 12}H{at % 12}" if at in named else "" for at in range(size))
+    heads = tuple(at % 12 for at in range(size))
+    return Network(tuple(at // 12 for at in range(size)), heads, labels, edges, "projection kernel")
+
+
 GALLERY = {
     "one cell": page(Heatmap(np.ones((1, 1)), "L0H0", ("word",), ("word",))),
     "one head": page(heat(12, "L0H3"), note="Model: a small one."),
@@ -133,6 +145,10 @@ GALLERY = {
     "odd coloured text": page(ColouredText(ODD, ("$a$", "b"), attention(20)[:2], "weight $w$")),
     "graph": page(graph()),
     "long graph": page(graph(40, 13)),
+    "network": page(network()),
+    "four networks": page(*(network(6, 8, 60) for _ in range(4)), columns=2),
+    "sixteen networks": page(*(network(12, 20, 99) for _ in range(16)), columns=4),
+    "written cells": page(Heatmap(attention(4), "", tuple("QKVO"), tuple("QKVO"), written=".2f")),
     "no panels": page(),
     "mixture": page(heat(5, "a"), curves(3), cloud(5), coloured(5), graph(4, 3), columns=2, title="Long title " * 30),
 }
@@ -196,7 +212,7 @@ def test_nothing_is_too_small_to_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["png", "svg", "pdf"])
-@pytest.mark.parametrize("name", ["odd texts", "mixture", "144 heads clustered"])
+@pytest.mark.parametrize("name", ["odd texts", "mixture", "144 heads clustered", "network"])
 def test_same_data_same_bytes(name: str, format: str, tmp_path: Path) -> None:  # noqa: A002
     save(GALLERY[name], tmp_path / "a", format)  # type: ignore[arg-type]
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": "other", "savefig.dpi": 30, "text.parse_math": True}):
@@ -400,6 +416,43 @@ def test_edges_run_upwards_and_the_heavy_ones_lie_on_top() -> None:
     assert [bar.get_ylabel() for bar in bars(drawn)] == ["weight"]
 
 
+def test_links_run_from_layer_to_layer_and_the_strong_ones_lie_on_top() -> None:
+    edges = ((0, 2, 5.0), (1, 3, 1.0), (0, 3, 3.0))
+    panel = Network((0, 0, 2, 7), (1, 4, 4, 1), ("", "L0H4", "", ""), edges, "kernel")
+    drawn = draw(page(panel))
+    axes = drawn.axes[0]
+    links, nodes = axes.collections
+    ends = [(path.vertices[0].tolist(), path.vertices[-1].tolist()) for path in links.get_paths()]
+    assert ends == [([0, 1], [2, 0]), ([0, 0], [2, 0]), ([0, 0], [1, 1])]  # weights 1, 3 and 5
+    assert list(np.diff(links.get_linewidths()) > 0) == [True, True]
+    assert (ticks(axes, "x"), ticks(axes, "y")) == (["0", "2", "7"], ["1", "4"])
+    assert nodes.get_offsets().tolist() == [[0, 0], [0, 1], [1, 1], [2, 0]]
+    assert nodes.get_sizes().tolist() == pytest.approx([40, 22, 22, 40])
+    assert [text.get_text() for text in axes.texts] == ["L0H4"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # head 0 is on top
+    assert [bar.get_ylabel() for bar in bars(drawn)] == ["kernel"]
+
+
+def test_strong_links_are_dark_whichever_way_strength_runs() -> None:
+    edges = ((0, 1, 10.0), (0, 2, 80.0))
+    for falling, strongest in ((False, 80.0), (True, 10.0)):
+        panel = Network((0, 1, 1), (0, 0, 1), ("",) * 3, edges, "degrees", falling)
+        drawn = draw(page(panel))
+        links = drawn.axes[0].collections[0]
+        assert links.get_edgecolors()[1] == pytest.approx(mpl.colormaps["viridis"](0.0))
+        assert links.get_paths()[1].vertices[-1].tolist() == [1, 0 if strongest == 10.0 else 1]
+        (bar,) = bars(drawn)
+        shades = bar.collections[-1].get_cmap()
+        assert shades(1.0 if strongest == 80.0 else 0.0) == pytest.approx(mpl.colormaps["viridis"](0.0))
+
+
+def test_cells_have_their_values_written_in_them() -> None:
+    panel = Heatmap(np.array([[0.125, -2.0], [np.nan, 1.0]]), low=None, high=None, written=".2f")
+    texts = draw(page(panel)).axes[0].texts
+    assert [text.get_text() for text in texts] == ["0.12", "\N{MINUS SIGN}2.00", "1.00"]
+    assert [text.get_position() for text in texts] == [(0, 0), (1, 0), (1, 1)]
+
+
 def test_user_text_is_literal() -> None:
     texts = [text for text in draw(GALLERY["odd texts"]).findobj(Text) if text.get_text()]
     assert {"$5", "\\alpha_1^2", "[/b]", "%", "L0H0 $x$", "100 % $a$"} <= {text.get_text() for text in texts}
@@ -477,6 +530,10 @@ BAD: dict[str, Panel] = {
     "words without value": ColouredText(("a", "b"), ("r",), np.full((1, 2), np.nan), "unit"),
     "no graph": LayeredGraph((), 0, (), "unit"),
     "no edges": LayeredGraph(("a", "b"), 3, (), "unit"),
+    "no nodes": Network((), (), (), (), "unit"),
+    "nodes alone": Network((0, 1), (0, 0), ("L0H0", ""), (), "unit"),
+    "equal links": Network((0, 1, 1), (0, 0, 1), ("", "", ""), ((0, 1, 2.0), (0, 2, 2.0)), "unit"),
+    "no cells to write": Heatmap(np.zeros((0, 0)), written=".2f"),
 }
 
 

@@ -15,7 +15,7 @@ from command import Run, content, files_of
 
 from analyses.heads import HeadsAgainstHeads
 from analyses.kit.analysis import Selection
-from analyses.kit.comparison import Heads, Pairing, Place, Words, comparison
+from analyses.kit.comparison import Heads, Pairing, Place, Words, closest_table, comparison
 from analyses.kit.head_graph import edge_count, strongest
 from analyses.kit.result import Graph, Network, Result
 from bertgeo_cli.models import LoadedModel, load_model
@@ -115,8 +115,16 @@ def test_pairs_without_a_value_are_no_edges() -> None:
     assert len(edges_of(made_heads(values, [0, 0, 1, 1]), "100%")) == 3
 
 
+def test_a_pair_without_a_value_is_not_listed_before_one_that_is_as_far_apart() -> None:
+    values = np.ones((3, 3))
+    values[0, 1] = values[1, 0] = float("nan")
+    closest = closest_table(made_heads(values.tolist(), [0, 0, 0])).frame
+    assert closest[["head", "other_head"]].to_numpy().tolist() == [[0, 2], [1, 2]]
+
+
 @pytest.mark.parametrize(
-    ("text", "pairs", "count"), [("3%", 9504, 285), ("100%", 7, 7), ("1%", 7, 1), ("12", 7, 7), (" 2 ", 7, 2)]
+    ("text", "pairs", "count"),
+    [("3%", 9504, 285), ("100%", 7, 7), ("1%", 7, 1), ("5%", 50, 2), ("12", 7, 7), (" 2 ", 7, 2)],
 )
 def test_edges_are_counted_by_share_or_number(text: str, pairs: int, count: int) -> None:
     assert edge_count(text, pairs) == count

@@ -27,7 +27,9 @@ from typer.testing import CliRunner, Result
 from analyses.heads import HeadsAgainstHeads
 from analyses.kit.analysis import Selection, SettingsError
 from analyses.kit.arrangement import clustered, nearest, on_plane
+from analyses.kit.comparison import Pairing, places_of
 from analyses.kit.divergence import jensen_shannon, row_correlation
+from analyses.kit.head_answers import BY_WEIGHTS
 from analyses.kit.head_metrics import COMPOSITIONS, METRICS, SUBSPACES
 from analyses.kit.record import HeadWeights
 from analyses.kit.subspaces import (
@@ -248,6 +250,24 @@ def test_pairs_from_earlier_to_later_are_those_rows_of_all_pairs(tiny_model: Loa
     assert summary["count"].to_dict() == {"within a layer": 0, "between layers": 16}
     assert summary.loc["between layers", "mean"] == pytest.approx(kept["value"].mean())
     assert (later["heads-nearest"]["layer"] != later["heads-nearest"]["other_layer"]).all()
+
+
+FARTHEST = {"projection-kernel": math.sqrt(12), "principal-angles": 90.0, "bilinear-cosine": 1.0, "composition": 1.0}
+
+
+@pytest.mark.parametrize("metric", FARTHEST)
+def test_pairs_without_a_value_lie_as_far_apart_as_can_be(tiny_model: LoadedModel, metric: str) -> None:
+    places = places_of(range(2), range(4), range(2))
+    kinds = {"bilinear-cosine": (), "composition": ("Q",)}.get(metric, ("OQ",))
+    answer = BY_WEIGHTS[metric](places, tiny_model.head_weights(), kinds, Pairing.of(places, only_later=True))
+    (one,) = answer.heads.comparisons
+    layers = np.repeat([0, 1], 4)
+    within = layers[:, None] == layers
+    assert np.isnan(one.pairs[within]).all()
+    np.testing.assert_allclose(one.distances[within & ~np.eye(8, dtype=bool)], FARTHEST[metric])
+    assert (one.distances[~within] < FARTHEST[metric]).all()
+    assert not np.diagonal(one.distances).any()
+    np.testing.assert_array_equal(one.distances, one.distances.T)
 
 
 @pytest.mark.parametrize("metric", ["projection-kernel", *TEXT_METRICS])
@@ -654,3 +674,14 @@ def test_metrics_of_text_read_a_text(run: Callable[..., Result], tiny_folder: Pa
     assert done.exit_code == 0, done.output
     assert len(pd.read_csv("out/heads-pairs.csv")) == 64
     assert {path.suffix for path in Path("out").iterdir()} >= {".png", ".csv", ".json"}
+
+
+@pytest.mark.parametrize("direction", ["all", "earlier-to-later"])
+def test_the_headline_holds_the_closest_pairs_and_none_without_a_value(tiny_model: LoadedModel, direction: str) -> None:
+    settings = {"metric": "content-bias-cosine", "direction": direction, "heads": Selection("0,1")}
+    result = analyse_weights([HeadsAgainstHeads(**settings)], tiny_model)[0]
+    pairs = next(table.frame for table in result.tables if table.name == "heads-pairs")
+    once = pairs[pairs["layer"] * 4 + pairs["head"] < pairs["other_layer"] * 4 + pairs["other_head"]]
+    wanted = once["value"].sort_values(ascending=False)
+    assert len(wanted) == (6 if direction == "all" else 4)
+    np.testing.assert_array_equal(result.headline.frame["pair_value"], wanted)

@@ -42,7 +42,7 @@ def bandwidth(values: Floats) -> float:
     """Scott's rule: n^(-1/5) times the standard deviation (n - 1); 0 for fewer than two values, or for equal ones.
 
     >>> bandwidth(np.array([0.0, 2.0] * 16)).__round__(6)
-    0.507979
+    0.508001
     """
     return float(values.std(ddof=1) * len(values) ** -0.2) if len(values) > 1 and np.ptp(values) > 0 else 0.0
 
