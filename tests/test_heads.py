@@ -161,7 +161,7 @@ def test_composition_runs_from_earlier_to_strictly_later_layers(compositions: pd
     np.testing.assert_allclose(compositions["random_about"], 1 / math.sqrt(WIDTH))
 
 
-ANGLES = {"metric": "principal-angles", "subspaces": "OQ,KV"}
+ANGLES = {"metric": "principal-angles", "subspaces": "OQ,KV,VK,VV"}
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +169,10 @@ def angles(minilm: LoadedModel) -> pd.DataFrame:
     return of_weights(minilm, **ANGLES)["heads-pairs"]
 
 
-@pytest.mark.parametrize("kind", ["OQ", "KV"])
+@pytest.mark.parametrize("kind", ["OQ", "KV", "VK", "VV"])
 def test_principal_angles_are_those_of_scipy_in_degrees(angles: pd.DataFrame, kind: str) -> None:
     found = angles[angles["subspaces"] == kind].set_index(KEYS)
-    for one, other in PAIRS:
+    for one, other in (*PAIRS, *((other, one) for one, other in PAIRS)):
         wanted = np.degrees(subspace_angles(raw(kind[0], *one), raw(kind[1], *other)))
         row = found.loc[(*one, *other)]
         assert row["value"] == pytest.approx(wanted.mean(), rel=1e-5)

@@ -84,9 +84,11 @@ def by_principal_angles(
 ) -> Answer:
     """The mean principal angle of two subspaces, beside it the smallest and how many there are."""
     bases = _bases(places, weights, kinds)
-    comparisons = []
+    comparisons, found = [], dict[str, Floats]()
     for kind in kinds:
-        angles = principal_angles(bases[kind[0]][0], bases[kind[1]][0])
+        back = found.get(kind[::-1])
+        angles = principal_angles(*(bases[at][0] for at in kind)) if back is None else back.transpose(1, 0, 2)
+        found[kind] = angles
         count = (~np.isnan(angles)).sum(axis=2)
         mean = np.where(count > 0, np.nansum(angles, axis=2) / np.maximum(count, 1), np.nan)
         columns = {"earlier": pairing.before, "smallest": angles[:, :, 0], "angles": count}

@@ -67,7 +67,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "principal-angles": Metric(
         "weights",
-        "mean principal angle of the subspaces that two heads read or write, 0 to 90 degrees; beside it the smallest",
+        "mean principal angle of two heads' subspaces, 0 to 90 degrees, and the smallest (heads^2 eigenvalue problems)",
         Words("principal angles", "mean principal angle, degrees", "mean principal angle, degrees", None, falling=True),
         OF_SUBSPACES,
     ),

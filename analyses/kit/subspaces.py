@@ -153,7 +153,12 @@ def principal_angles(first: Floats, second: Floats) -> Floats:
     """
     if second.shape[2] > first.shape[2]:
         return principal_angles(second, first).transpose(1, 0, 2)
-    squares = np.array([_squared_cosines(one, second) for one in first])
+    squares = np.zeros((len(first), len(second), second.shape[2]))
+    for at, one in enumerate(first):
+        start = at if second is first else 0
+        squares[at, start:] = _squared_cosines(one, second[start:])
+        if second is first:
+            squares[start:, at] = squares[at, start:]
     angles = np.degrees(np.arccos(np.sqrt(np.clip(squares[..., ::-1], 0.0, 1.0))))
     count = np.minimum.outer(*(np.rint((bases**2).sum(axis=(1, 2))) for bases in (first, second)))
     return np.where(np.arange(angles.shape[2]) < count[..., None], angles, np.nan)
