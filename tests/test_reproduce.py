@@ -28,7 +28,7 @@ from bertgeo_cli.verdicts import Measurement, result_of
 
 NOT_YET = {"dependencies", "isotropy", "stream"}
 """Analyses whose published values wait for them."""
-SETTINGS_NOT_YET = {"ablate", "direction"}
+SETTINGS_NOT_YET = {"ablate"}
 PAIRS = {"metric": "projection-kernel", "subspaces": "QQ"}
 HEADER = """
 [models.tiny]
