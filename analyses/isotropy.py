@@ -259,7 +259,7 @@ PANELS = {
 
 
 def _figures(table: Table, clouds: Sequence[Cloud], baseline: str, note: str) -> tuple[Figure, ...]:
-    lowest = min(0.0, float(np.nanmin(table.frame[list(CURVES)], initial=0.0)))
+    lowest = min(0.0, *table.frame[list(CURVES)].fillna(0.0).min())
     cosines = tuple(
         Lines(
             tuple(_curve(table, name, dimensions, curve) for name, curve in CURVES.items()),
