@@ -65,8 +65,8 @@ class Layers(Analysis[LayersState]):
     and SVCCA the value with tokens exchanged, this project's own. All from a sample of tokens drawn by hash, the same
     under any order and cut of the corpus; a smaller corpus is measured whole.
 
-    The sample takes tokens x depths x width x 4 bytes (MiniLM 44 MB, BERT-base 164 MB), half as much again while it
-    grows, and twice that in float64 at the end.
+    The sample takes tokens x depths x width x 4 bytes (MiniLM 44 MB, BERT-base 164 MB), a quarter more while it
+    grows, twice as much again in float64 at the end. Nothing else grows with the corpus.
 
     Example: bertgeo layers --special drop
     """
@@ -137,15 +137,20 @@ def _headline(table: Table) -> Table:
 
 @dataclass(frozen=True)
 class Depth:
-    """The sample at one depth: vectors, centred vectors (token, width), and what every comparison needs of them."""
+    """The sample at one depth: vectors (token, width), their mean, and what every comparison needs of them."""
 
     vectors: Floats
-    centred: Floats
+    mean: Floats
     products: Floats
     hsic: float
     whitened: Floats
     basis: Floats | None
     varies: bool
+
+    @property
+    def centred(self) -> Floats:
+        """The vectors less their mean, made anew: of all depths at once they would fill as much memory again."""
+        return self.vectors - self.mean
 
 
 def depth_of(vectors: Floats, variance: float, principal: int) -> Depth:
@@ -157,7 +162,7 @@ def depth_of(vectors: Floats, variance: float, principal: int) -> Depth:
     whitened = whitening(products, variance) if known else products[:, :0]
     bases, spread = principal_bases(products[None], principal)
     basis = bases[0] if known and spread[0] else None
-    return Depth(vectors, centred, products, unbiased_hsic(centred, centred, products), whitened, basis, known)
+    return Depth(vectors, mean, products, unbiased_hsic(centred, centred, products), whitened, basis, known)
 
 
 def compared(first: Depth, second: Depth) -> dict[str, float]:
