@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample, Totals
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
-from .kit.maths import direction_sums, lengths, mean_cosine
+from .kit.maths import between_texts_cosine, direction_sums, lengths, mean_cosine
 from .kit.pieces import of_heads, over_layers
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Lines, Result, Series, Table
@@ -202,14 +202,10 @@ def _concatenated_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, 
 def between_texts(state: ConeIndexState) -> tuple[Floats, Floats]:
     """Mean cosine of tokens of different texts, and the number of such pairs (unordered), per place and special.
 
-    (|S|^2 - sum_t I_t^2) / (N^2 - sum_t n_t^2), with S the sum of all unit vectors: exact over all pairs, where
-    sampling pairs (Ethayarajh 2019) only estimates it. NaN below two texts.
+    NaN below two texts.
     """
     total = np.concatenate([(sums.values**2).sum(axis=-1) for sums in state.direction_sums.values()])
-    n, n_squares, cone_squares = np.moveaxis(state.square_sums.values, -1, 0)
-    pairs = n**2 - n_squares
-    many = (pairs > 0.5) & (state.counts.texts > 1)
-    return np.where(many, (total - cone_squares) / np.where(many, pairs, 1.0), np.nan), np.where(many, pairs / 2, 0.0)
+    return between_texts_cosine(total, *np.moveaxis(state.square_sums.values, -1, 0))
 
 
 def _place_frame(state: ConeIndexState) -> pd.DataFrame:

@@ -150,6 +150,21 @@ def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
     return np.where(pairs > 0, (cone_index**2 - count) / np.where(pairs > 0, pairs, 1.0), np.nan)
 
 
+def between_texts_cosine(total: Floats, n: Floats, squares: Floats, cones: Floats) -> tuple[Floats, Floats]:
+    """Mean cosine of tokens of different texts over all such pairs, and the number of those (unordered) pairs.
+
+    (|S|^2 - sum_t I_t^2) / (N^2 - sum_t n_t^2), with S the sum of all unit vectors: exact, where sampling pairs
+    (Ethayarajh 2019) only estimates it. `total` is |S|^2, `n` N, `squares` sum n_t^2 and `cones` sum I_t^2, all (...).
+    NaN where all tokens stand in one text.
+
+    >>> [part.item() for part in between_texts_cosine(*map(np.array, (2.0, 2.0, 2.0, 2.0)))]
+    [0.0, 1.0]
+    """
+    pairs = n**2 - squares
+    many = pairs > 0.5
+    return np.where(many, (total - cones) / np.where(many, pairs, 1.0), np.nan), np.where(many, pairs / 2, 0.0)
+
+
 @lru_cache(maxsize=2**15)
 def is_punctuation(text: str) -> bool:
     """Whether a token's original text consists of characters of Unicode category P.
