@@ -151,7 +151,7 @@ def _places(state: GrowthState) -> pd.DataFrame:
 def _headline(table: Table) -> Table:
     """By layer: the mean over heads."""
     frame = table.frame.groupby(["layer", "texts"], as_index=False)[list(VALUES)].mean()
-    columns = table.columns | {name: f"mean over heads: {meaning}" for name, meaning in VALUES.items()}
+    columns = {**table.columns, **{name: f"mean over heads: {meaning}" for name, meaning in VALUES.items()}}
     return Table(
         table.name, f"{table.title}, mean over heads", frame, {name: columns[name] for name in map(str, frame)}
     )
