@@ -22,7 +22,10 @@ IN_WORDS = {
     "inf": "|{}|_inf, largest sum of a row's absolute values, 0 or more",
 }
 VALUES = {f"{name}_{norm}": IN_WORDS[norm].format(matrix) for name, matrix in MATRICES.items() for norm in NORMS}
-BETA = "|W_Q W_K^T|_1 |W|_{1,inf} with W = W_V W_O, or W_V by --through (Dong et al. 2021, cited at second hand); 0 or more"
+BETA = (
+    "|W_Q W_K^T|_1 |W|_{1,inf} with W = W_V W_O, or W_V by --through; 0 or more (Dong et al. 2021, cited at second "
+    "hand)"
+)
 
 
 @dataclass
@@ -80,7 +83,7 @@ class WeightNorms(Analysis[WeightNormsState]):
         names = ["layer", "q_max", "k_max", "v_max", "o_max", "beta", "factor", "shrinks_below"]
         headline = Table(layers.name, layers.title, layers.frame[names], {name: layers.columns[name] for name in names})
         note = f"W of the bound: {'W_V W_O' if self.through == 'VO' else 'W_V'}. Biases left out."
-        return Result(headline, (layers, heads), (_figure(state, heads.frame, layers.frame),), (note,))
+        return Result(headline, (layers, heads), (_sizes(layers.frame), _betas(state, betas)), (note,))
 
 
 def _head_table(state: WeightNormsState, betas: Floats) -> Table:
@@ -113,28 +116,34 @@ def _layer_table(state: WeightNormsState, betas: Floats) -> Table:
         **{name: f"{meaning}; all heads side by side" for name, meaning in VALUES.items()},
         "beta": f"largest of the heads' {BETA}",
         "factor": "c = 4 beta H / sqrt(dk), 0 or more (Dong et al. 2021, without gamma, cited at second hand)",
-        "shrinks_below": "residual in the norm sqrt(|.|_1 |.|_inf) below which c r^3 < r, that is 1 / sqrt(c)",
+        "shrinks_below": "residual in the norm sqrt(|.|_1 |.|_inf) below which c r^3 < r, that is 1 / sqrt(c); empty for c = 0",
     }
     return Table("weight-norms", "Norms of each layer's attention weights", frame, about)
 
 
-def _figure(state: WeightNormsState, heads: pd.DataFrame, layers: pd.DataFrame) -> Figure:
-    x = np.array(state.layers, dtype=float)
-    series = tuple(Series(MATRICES[name], x, layers[f"{name}_max"].to_numpy(float)) for name in MATRICES)
-    entries = Lines(series, "layer", "largest |entry|", "Largest weights", low=0.0)
-    norms = tuple(Series(MATRICES[name], x, layers[f"{name}_inf"].to_numpy(float)) for name in MATRICES)
-    induced = Lines(norms, "layer", "|W|_inf", "Induced norm", low=0.0)
-    values = np.log10(np.maximum(heads["beta"].to_numpy(float), 1e-300)).reshape(len(x), -1)
-    names = tuple(map(str, range(values.shape[1])))
-    beta = Heatmap(
-        values,
-        "beta of the bound by head",
-        tuple(map(str, state.layers)),
-        names,
-        "layer",
-        "head",
-        "log10 beta",
-        low=None,
-        high=None,
+def _sizes(layers: pd.DataFrame) -> Figure:
+    """Norms of whole layers."""
+    x = layers["layer"].to_numpy(float)
+    panels = tuple(
+        Lines(
+            tuple(Series(MATRICES[name], x, layers[f"{name}_{norm}"].to_numpy(float)) for name in MATRICES),
+            "layer",
+            unit,
+            title,
+            low=0.0,
+        )
+        for norm, unit, title in (
+            ("max", "largest |entry|", "Largest weights"),
+            ("one", "|W|_1", "Largest sum of a column"),
+            ("inf", "|W|_inf", "Largest sum of a row"),
+        )
     )
-    return Figure("weight-norms", "Size of attention weights", (entries, induced, beta), columns=3)
+    return Figure("weight-norms", "Size of attention weights", panels, columns=3, note="All heads side by side.")
+
+
+def _betas(state: WeightNormsState, betas: Floats) -> Figure:
+    """The bound's beta of every head."""
+    logs = np.log10(betas, out=np.full_like(betas, np.nan), where=betas > 0)
+    rows, columns = tuple(map(str, state.layers)), tuple(map(str, range(betas.shape[1])))
+    panel = Heatmap(logs, "", rows, columns, "layer", "head", "log10 beta", low=None, high=None)
+    return Figure("weight-norms-beta", "Beta of the bound on rank collapse, by layer and head", (panel,))

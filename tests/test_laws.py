@@ -63,6 +63,10 @@ READING_TEXTS: dict[str, tuple[dict[str, str], ...]] = {
 OF_ALL_PASSES = EVERYTHING | {under(name, tensor) for name in ("skip", "both") for tensor in EVERYTHING - OF_THE_MLP}
 
 
+DRAWING_HEADS = {"Paths"}
+"""Analyses that draw heads by their numbers."""
+
+
 def default_analyses() -> list[Any]:
     """Every analysis with its default settings, or those that read texts, and the companions of those of weights.
 
@@ -583,6 +587,8 @@ def precise(tiny_model: LoadedModel) -> Bench:
 def test_permuting_heads_permutes_the_rows_of_heads_and_changes_nothing_else(
     precise: Bench, analysis: Analysis[Any]
 ) -> None:
+    if type(analysis).__name__ in DRAWING_HEADS:
+        pytest.skip("the same draw names other heads of the permuted model")
     permuted = Bench(permuted_heads(precise.loaded))
     lines = ["the cats sat on the mat.", "a dog ran"]
     compared = 0
