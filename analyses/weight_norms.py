@@ -116,7 +116,7 @@ def _layer_table(state: WeightNormsState, betas: Floats) -> Table:
         **{name: f"{meaning}; all heads side by side" for name, meaning in VALUES.items()},
         "beta": f"largest of the heads' {BETA}",
         "factor": "c = 4 beta H / sqrt(dk), 0 or more (Dong et al. 2021, without gamma, cited at second hand)",
-        "shrinks_below": "residual in the norm sqrt(|.|_1 |.|_inf) below which c r^3 < r, that is 1 / sqrt(c); empty for c = 0",
+        "shrinks_below": "residual in the norm sqrt(|.|_1 |.|_inf) below which c r^3 < r: 1 / sqrt(c); empty for c = 0",
     }
     return Table("weight-norms", "Norms of each layer's attention weights", frame, about)
 
