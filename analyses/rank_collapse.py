@@ -2,139 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
 from .kit.pieces import runs
-from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
+from .kit.record import ABLATIONS, ForwardRecord, HeadWeights, ModelShape, TokenizedText, under
 from .kit.result import Figure, Heatmap, Lines, Result, Series, Table
-from .kit.spectra import (
-    composite_norm,
-    effective_rank,
-    frobenius_norm,
-    numerical_rank,
-    ranks,
-    singular_values_by_gram,
-    stable_rank,
-)
+from .kit.spectra import ranks
 from .kit.tables import moment_columns, sample_table
+from .kit.token_matrices import RANKS, VALUES, TokenMatrices
 
 Floats = NDArray[np.float64]
-RANKS = {
-    "effective_rank": "exp of the entropy of sigma / sum sigma, 1 to n; empty for a zero matrix",
-    "stable_rank": "|A|_F^2 / |A|_2^2, 1 to n; empty for a zero matrix",
-    "numerical_rank": "singular values above n 2^-23 sigma_1, 0 to n",
-}
-VALUES = {
-    "n": "token vectors of a text",
-    "residual_composite": "|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf); 0 for equal tokens, may exceed 1",
-    "residual_frobenius": "|X - 1 mean|_F / |X|_F, 0 to 1",
-    **RANKS,
-    **{f"{name}_share": f"{name} / n, 0 to 1" for name in RANKS},
-}
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
 TOGETHER = 2**16
 """Numbers measured at once: in smaller stacks calls cost most, larger ones wait for memory."""
 
 
-@dataclass(frozen=True)
-class TokenMatrices:
-    """Token vectors (..., token, width), and the values of VALUES (...), each made when it is first asked for."""
-
-    states: Floats
-
-    def value(self, name: str) -> Floats:
-        """One of VALUES. NaN for no tokens, but for their number.
-
-        >>> TokenMatrices(np.array([[2.0, 0.0], [0.0, 2.0]])).value("stable_rank_share").item()
-        1.0
-        """
-        if self.states.shape[-2] == 0 and name != "n":
-            return np.full_like(self.n, np.nan)
-        own: Floats = getattr(self, name.removesuffix("_share"))
-        return own / self.n if name.endswith("_share") else own
-
-    @cached_property
-    def n(self) -> Floats:
-        """Number of tokens."""
-        return np.full(self.states.shape[:-2], float(self.states.shape[-2]))
-
-    @cached_property
-    def residual_composite(self) -> Floats:
-        """|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf)."""
-        return self._residuals[0]
-
-    @cached_property
-    def residual_frobenius(self) -> Floats:
-        """|X - 1 mean|_F / |X|_F."""
-        return self._residuals[1]
-
-    @cached_property
-    def effective_rank(self) -> Floats:
-        """exp of the entropy of sigma / sum sigma."""
-        return effective_rank(self._singular)
-
-    @cached_property
-    def stable_rank(self) -> Floats:
-        """|X|_F^2 / |X|_2^2."""
-        return stable_rank(self._singular)
-
-    @cached_property
-    def numerical_rank(self) -> Floats:
-        """Singular values above n 2^-23 sigma_1."""
-        return numerical_rank(self._singular, self.states.shape[-2])
-
-    @cached_property
-    def _singular(self) -> Floats:
-        return singular_values_by_gram(self.states)
-
-    @cached_property
-    def _residuals(self) -> tuple[Floats, Floats]:
-        """Both relative residuals, from one array of X - 1 mean."""
-        states = torch.from_numpy(self.states)
-        mean = states.mean(dim=-2, keepdim=True)
-        rest = states.sub(mean).numpy()
-        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
-        part, middle = frobenius_norm(rest), frobenius_norm(mean.numpy())
-        composite = composite_norm(rest, out=rest), composite_norm(self.states, out=rest)
-        return _ratio(*composite), _ratio(part, np.sqrt(part**2 + self.n * middle**2))
-
-
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
-
-
-def residuals(states: Floats) -> Floats:
-    """Relative residuals |X - 1 mean| / |X| in composite and Frobenius norm, on a last axis; NaN for zero or no tokens.
-
-    Shape (..., token, width) to (..., 2).
-
-    >>> residuals(np.array([[2.0, 0.0], [0.0, 1.0]])).round(6).tolist()
-    [0.866025, 0.707107]
-    """
-    tokens = TokenMatrices(states)
-    return np.stack([tokens.value(f"residual_{norm}") for norm in ("composite", "frobenius")], axis=-1)
-
-
 @dataclass
 class RankCollapseState(State):
-    """Per-text values (depth, value), and with spectra (layer, head, matrix, value)."""
+    """Per-text values (ablation, depth, value), and with spectra (ablation, layer, head, matrix, value)."""
 
     moments: Moments
     sample: Sample
     spectra: Moments
     counts: Counts
+    ablations: tuple[str, ...]
     depths: tuple[int, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -149,6 +52,10 @@ class RankCollapse(Analysis[RankCollapseState]):
     stable rank |A|_F^2 / |A|_2^2; the numerical rank counts singular values above n 2^-23 sigma_1. Ranks are bounded
     by the number of tokens n, so across texts of different length compare rank / n. All from Gram matrices in float64.
 
+    --ablate cuts out of every block what Dong et al. cut: skip, the residual around attention (they call the rest
+    SAN+MLP); mlp, the MLP with its LayerNorm and residual (SAN+skip); both (SAN); none is the transformer. LayerNorm
+    after attention stays. Each is a pass of its own; all gives the four curves in one figure.
+
     Example: bertgeo rank-collapse --spectra
     """
 
@@ -157,6 +64,9 @@ class RankCollapse(Analysis[RankCollapseState]):
     )
     heads: Selection = setting(ALL, "Heads of --spectra, from 0: all, or such as 0,3-5,-1.")
     metrics: str = setting("all", "Metrics over depth, separated by commas; all computes every one, ranks cost most.")
+    ablate: str = setting(
+        "none", "What every block lacks: none, skip, mlp, both, separated by commas, each measured; all for all four."
+    )
     spectra: bool = setting(
         False, "Also the ranks of every attention matrix and of Q K^T; costs nearly half a forward pass."
     )
@@ -168,35 +78,45 @@ class RankCollapse(Analysis[RankCollapseState]):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"hidden_states", "attention", "q", "k"} if self.spectra else {"hidden_states"})
+        names = ("hidden_states", "attention", "q", "k") if self.spectra else ("hidden_states",)
+        return frozenset(under(ablation, name) for ablation in self._ablations() for name in names)
 
     def listing(self) -> Table | None:
         self._names()
+        self._ablations()
         return None
 
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> RankCollapseState:
         layers, heads = self.layers.resolve(shape.layers, "layer"), self.heads.resolve(shape.heads, "head")
         depths = tuple(sorted({depth for layer in layers for depth in (layer, layer + 1)}))
-        moments, spectra = Moments.empty(len(depths), len(self._names())), (len(layers), len(heads), 2, len(SPECTRA))
-        sample = Sample.empty(self.sample, self.seed)
-        return RankCollapseState(moments, sample, Moments.empty(*spectra), Counts(), depths, layers, heads)
+        ablations, sample = self._ablations(), Sample.empty(self.sample, self.seed)
+        moments = Moments.empty(len(ablations), len(depths), len(self._names()))
+        spectra = Moments.empty(len(ablations), len(layers), len(heads), len(MATRICES), len(SPECTRA))
+        return RankCollapseState(moments, sample, spectra, Counts(), ablations, depths, layers, heads)
 
     def update(self, state: RankCollapseState, record: ForwardRecord) -> None:
         for texts, kept in self._alike(record):
-            entries = len(record.texts[texts]) * len(record.texts[0]) * record.shape.width
-            cuts = runs(slice(0, len(state.depths)), entries, TOGETHER)
-            parts = [self._measured(record, state.depths[cut], texts, kept) for cut in cuts]
-            values = np.concatenate(parts, axis=1)
+            names = [under(ablation, "hidden_states") for ablation in state.ablations]
+            passes = [self._over_depths(record, name, state, texts, kept) for name in names]
+            values = np.stack(passes, axis=1)
             state.moments.add(values)
             state.sample.add(record.texts[texts], values)
             if self.spectra:
                 state.spectra.add([_spectra(state, record, kept, at) for at in range(texts.start, texts.stop)])
         state.counts.add([len(text) for text in record.texts])
 
-    def _measured(self, record: ForwardRecord, depths: Sequence[int], texts: slice, kept: NDArray[np.intp]) -> Floats:
+    def _over_depths(
+        self, record: ForwardRecord, name: str, state: RankCollapseState, texts: slice, kept: NDArray[np.intp]
+    ) -> Floats:
+        """The metrics (text, depth, metric) of the token vectors `name`."""
+        entries = len(record.texts[texts]) * len(record.texts[0]) * record.shape.width
+        cuts = runs(slice(0, len(state.depths)), entries, TOGETHER)
+        layers = ([record.layer(name, depth)[texts] for depth in state.depths[cut]] for cut in cuts)
+        return np.concatenate([self._measured(some, kept) for some in layers], axis=1)
+
+    def _measured(self, layers: Sequence[Tensor], kept: NDArray[np.intp]) -> Floats:
         """The metrics (text, depth, metric) of some depths."""
-        layers = [record.layer("hidden_states", depth)[texts] for depth in depths]
-        states = torch.empty(len(layers[0]), len(depths), *layers[0].shape[1:], dtype=torch.float64)
+        states = torch.empty(len(layers[0]), len(layers), *layers[0].shape[1:], dtype=torch.float64)
         for at, layer in enumerate(layers):
             states[:, at] = layer
         tokens = TokenMatrices((states if len(kept) == states.shape[2] else states[:, :, kept]).numpy())
@@ -213,10 +133,14 @@ class RankCollapse(Analysis[RankCollapseState]):
     def _names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(("n", *chosen_names(self.metrics, VALUES, "metric"))))
 
+    def _ablations(self) -> tuple[str, ...]:
+        chosen = chosen_names(self.ablate, ABLATIONS, "ablation")
+        return tuple(name for name in ABLATIONS if name in chosen)
+
     def per_text(self, state: RankCollapseState) -> Table:
-        index, values = pd.DataFrame({"depth": state.depths}), {name: VALUES[name] for name in self._names()}
-        title = "Residuals and ranks by text"
-        return sample_table("rank-collapse-texts", title, state.sample, index, {"depth": DEPTH}, values)
+        index, about = _rows(state, {"depth": state.depths})
+        values, title = {name: VALUES[name] for name in self._names()}, "Residuals and ranks by text"
+        return sample_table("rank-collapse-texts", title, state.sample, index, about, values)
 
     def finalize(self, state: RankCollapseState, record: ForwardRecord | None) -> Result:
         names = self._names()
@@ -226,7 +150,7 @@ class RankCollapse(Analysis[RankCollapseState]):
             tables.append(self.per_text(state))
         if self.spectra:
             tables.append(_spectra_table(state))
-            figures.append(_spectra_figure(state))
+            figures += [_spectra_figure(state, ablation) for ablation in state.ablations]
         note = f"Special tokens {'kept' if self.special == 'keep' else 'dropped'}."
         return Result(_headline(table, names), tuple(tables), tuple(figures), (note,))
 
@@ -235,47 +159,60 @@ class RankCollapse(Analysis[RankCollapseState]):
         return np.flatnonzero(~special) if self.special == "drop" else np.arange(len(text))
 
 
-DEPTH = "0 is the first layer's input, l + 1 the output of layer l"
+PLAIN = ("none",)
+"""The intact model alone: no table or figure speaks of ablations."""
+PLACES = {
+    "ablation": "cut out of every block: " + ", ".join(f"{name} ({label})" for name, label in ABLATIONS.items()),
+    "depth": "0 is the first layer's input, l + 1 the output of layer l",
+    "layer": "layer, from 0",
+    "head": "head, from 0",
+    "matrix": "attention, or scores: Q K^T with its biases, whose rank is at most dk",
+}
+
+
+def _rows(state: RankCollapseState, axes: Mapping[str, Sequence[object]]) -> tuple[pd.DataFrame, dict[str, str]]:
+    """A row for every ablation and place, and what its columns are; the intact model alone needs no ablations."""
+    axes = axes if state.ablations == PLAIN else {"ablation": state.ablations, **axes}
+    return pd.DataFrame(list(product(*axes.values())), columns=list(axes)), {name: PLACES[name] for name in axes}
 
 
 def _spectra(state: RankCollapseState, record: ForwardRecord, kept: NDArray[np.intp], index: int) -> Floats:
-    """Ranks (layer, head, matrix, value) of the attention and of Q K^T, biases included, of one text."""
+    """Ranks (ablation, layer, head, matrix, value) of the attention and of Q K^T, biases included, of one text."""
     rows, columns = kept[:, None], kept[None, :]
-    heads = list(state.heads)
-    attention = record.of_text("attention", index, state.layers)[:, heads][..., rows, columns]
-    q, k = (record.of_text(name, index, state.layers)[:, heads][..., kept, :] for name in ("q", "k"))
-    matrices = np.stack([attention, q @ k.swapaxes(-1, -2)], axis=2)
-    n = np.full((*matrices.shape[:3], 1), float(len(kept)))
-    return np.concatenate([n, ranks(matrices, len(kept))], axis=-1)
+    heads, found = list(state.heads), []
+    for ablation in state.ablations:
+        names = [under(ablation, name) for name in ("attention", "q", "k")]
+        attention, q, k = (record.of_text(name, index, state.layers)[:, heads] for name in names)
+        scores = q[..., kept, :] @ k[..., kept, :].swapaxes(-1, -2)
+        matrices = np.stack([attention[..., rows, columns], scores], axis=2)
+        n = np.full((*matrices.shape[:3], 1), float(len(kept)))
+        found.append(np.concatenate([n, ranks(matrices, len(kept))], axis=-1))
+    return np.stack(found)
 
 
 def _depth_table(state: RankCollapseState, names: tuple[str, ...]) -> Table:
-    frame = pd.DataFrame({"depth": state.depths, "texts": state.counts.texts})
+    frame, about = _rows(state, {"depth": state.depths})
+    frame["texts"] = state.counts.texts
     values, columns = moment_columns(state.moments, names, VALUES)
-    columns = {"depth": DEPTH, "texts": "texts measured"} | columns
+    columns = about | {"texts": "texts measured"} | columns
     title = "Residuals and ranks of the token matrix over depth"
     return Table("rank-collapse", title, pd.concat([frame, values], axis=1), columns)
 
 
 def _headline(table: Table, names: tuple[str, ...]) -> Table:
     usual = ("n", "residual_composite", "residual_frobenius", *RANKS, "effective_rank_share")
-    shown = ["depth", *(usual if len(names) == len(VALUES) else names)]
+    places = [name for name in ("ablation", "depth") if name in table.frame]
+    shown = [*places, *(usual if len(names) == len(VALUES) else names)]
     return Table(table.name, table.title, table.frame[shown], table.columns)
 
 
 def _spectra_table(state: RankCollapseState) -> Table:
-    rows = [(layer, head, matrix) for layer in state.layers for head in state.heads for matrix in MATRICES]
-    frame = pd.DataFrame(rows, columns=["layer", "head", "matrix"])
+    frame, about = _rows(state, {"layer": state.layers, "head": state.heads, "matrix": MATRICES})
     frame["texts"] = state.counts.texts
     values, columns = moment_columns(state.spectra, list(SPECTRA), SPECTRA)
-    about = {
-        "layer": "layer, from 0",
-        "head": "head, from 0",
-        "matrix": "attention, or scores: Q K^T with its biases, whose rank is at most dk",
-        "texts": "texts measured",
-    }
     title = "Ranks of attention and of Q K^T by head"
-    return Table("rank-collapse-spectra", title, pd.concat([frame, values], axis=1), about | columns)
+    columns = about | {"texts": "texts measured"} | columns
+    return Table("rank-collapse-spectra", title, pd.concat([frame, values], axis=1), columns)
 
 
 PANELS = (
@@ -297,14 +234,16 @@ PANELS = (
     ("Length of the texts", "tokens", {"n": "tokens"}),
 )
 """Title, unit and curves of what can be drawn, the most telling first."""
+CURVES = {
+    "none": "transformer",
+    "skip": "SAN+MLP: no skip",
+    "mlp": "SAN+skip: no MLP",
+    "both": "SAN: neither",
+}
 
 
 def _depth_figure(state: RankCollapseState, names: tuple[str, ...], special: str) -> Figure:
-    panels = [
-        Lines(tuple(_curve(state, names.index(name), curves[name]) for name in drawn), "depth", unit, title, low=0.0)
-        for title, unit, curves in PANELS
-        if (drawn := [name for name in curves if name in names])
-    ][:2]
+    panels = _metric_panels(state, names) if state.ablations == PLAIN else _ablation_panels(state, names)
     if len(names) > 1 and panels[-1].title == PANELS[-1][0]:
         panels.pop()  # lengths say little beside any other metric
     texts = state.counts.texts
@@ -314,17 +253,41 @@ def _depth_figure(state: RankCollapseState, names: tuple[str, ...], special: str
     return Figure("rank-collapse", "Rank collapse over depth", tuple(panels), columns=len(panels), note=note)
 
 
-def _curve(state: RankCollapseState, at: int, label: str) -> Series:
-    y, spread = state.moments.mean[:, at], state.moments.std[:, at]
-    band = (y - spread, y + spread) if np.isfinite(spread).any() else (None, None)
+def _metric_panels(state: RankCollapseState, names: tuple[str, ...]) -> list[Lines]:
+    """The curves of the first two of PANELS that were measured."""
+    return [
+        Lines(tuple(_curve(state, 0, names.index(name), curves[name]) for name in drawn), "depth", unit, title, low=0.0)
+        for title, unit, curves in PANELS
+        if (drawn := [name for name in curves if name in names])
+    ][:2]
+
+
+def _ablation_panels(state: RankCollapseState, names: tuple[str, ...]) -> list[Lines]:
+    """A curve for every ablation, in the leading metric of the first two of PANELS that were measured."""
+    return [
+        Lines(
+            tuple(_curve(state, at, names.index(name), CURVES[cut]) for at, cut in enumerate(state.ablations)),
+            "depth",
+            f"{unit} ({curves[name]})",
+            title,
+            low=0.0,
+        )
+        for title, unit, curves in PANELS
+        for name in [name for name in curves if name in names][:1]
+    ][:2]
+
+
+def _curve(state: RankCollapseState, ablation: int, at: int, label: str) -> Series:
+    y, spread = state.moments.mean[ablation, :, at], state.moments.std[ablation, :, at]
+    band = (np.maximum(y - spread, 0.0), y + spread) if np.isfinite(spread).any() else (None, None)
     return Series(label, np.array(state.depths, dtype=float), y, *band)
 
 
-def _spectra_figure(state: RankCollapseState) -> Figure:
-    names = list(SPECTRA)
+def _spectra_figure(state: RankCollapseState, ablation: str) -> Figure:
+    names, means = list(SPECTRA), state.spectra.mean[state.ablations.index(ablation)]
     panels = tuple(
         Heatmap(
-            state.spectra.mean[:, :, MATRICES.index(matrix), names.index(name)],
+            means[:, :, MATRICES.index(matrix), names.index(name)],
             f"{name.replace('_', ' ')} of {'attention' if matrix == 'attention' else 'Q K^T'}",
             tuple(map(str, state.layers)),
             tuple(map(str, state.heads)),
@@ -337,4 +300,7 @@ def _spectra_figure(state: RankCollapseState) -> Figure:
         for name in RANKS
     )
     note = f"Mean over {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
-    return Figure("rank-collapse-spectra", "Ranks by layer and head", panels, columns=3, note=note)
+    name, title = "rank-collapse-spectra", "Ranks by layer and head"
+    if state.ablations != PLAIN:
+        name, title = f"{name}-{ablation}", f"{title}: {CURVES[ablation]}"
+    return Figure(name, title, panels, columns=3, note=note)

@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from analyses.kit.record import AXES, ForwardRecord, TokenizedText
+from analyses.kit.record import AXES, ForwardRecord, TokenizedText, by_pass, under
 
 from .errors import BertgeoError
 from .models import LoadedModel
+from .surgery import ablated
 
 BACKENDS = ("eager", "sdpa")
 ATTENTION_TENSORS = frozenset({"q", "k", "v", "scores", "attention", "head_outputs"})
@@ -309,19 +310,26 @@ def record_batch(
 ) -> list[ForwardRecord]:
     """One pass over texts of any token counts, a record for each run of neighbours that share one.
 
+    Tensors named for an ablation (`skip/attention`) come from a pass of their own; where only such are asked for, the
+    plain pass is not run.
+
     There is no padding: the texts lie end to end, positions begin anew with each, and attention stays inside. What
     works token by token then gets matrices of one good size, however rare a length is.
     """
     parts, alike = zip(*parts_of(texts), strict=True)
-    recorder = Recorder(needs, backend, parts)
-    _pass(
-        loaded,
-        recorder,
-        ids=_end_to_end([text.ids for text in texts], loaded),
-        segments=_end_to_end([text.segment for text in texts], loaded),
-        positions=_end_to_end([loaded.family.positions(loaded.model, text.ids) for text in texts], loaded),
-    )
-    return [ForwardRecord(loaded.shape, own, layers) for own, layers in zip(alike, recorder.layers, strict=True)]
+    inputs = {
+        "ids": _end_to_end([text.ids for text in texts], loaded),
+        "segments": _end_to_end([text.segment for text in texts], loaded),
+        "positions": _end_to_end([loaded.family.positions(loaded.model, text.ids) for text in texts], loaded),
+    }
+    layers: list[dict[str, list[Tensor]]] = [{} for _ in parts]
+    for ablation, names in by_pass(needs).items():
+        recorder = Recorder(names, backend, parts)
+        with ablated(loaded, ablation):
+            _pass(loaded, recorder, **inputs)
+        for held, found in zip(layers, recorder.layers, strict=True):
+            held.update({under(ablation, name): tensors for name, tensors in found.items()})
+    return [ForwardRecord(loaded.shape, own, held) for own, held in zip(alike, layers, strict=True)]
 
 
 def _end_to_end(values: Iterable[Sequence[int]], loaded: LoadedModel) -> Tensor:

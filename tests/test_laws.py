@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from analyses.kit.analysis import Analysis, SettingsError
-from analyses.kit.record import ForwardRecord, TokenizedText
+from analyses.kit.record import OF_THE_MLP, ForwardRecord, TokenizedText, under
 from analyses.kit.result import Result, Table
 from bertgeo_cli import registry
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.families import FAMILIES
 from bertgeo_cli.models import LoadedModel
-from bertgeo_cli.recording import EVERYTHING, run_pass, threads
+from bertgeo_cli.recording import EVERYTHING, record_batch, threads
 from bertgeo_cli.report import write_table
 from bertgeo_cli.run import Pass, analyse_text, observe
 from bertgeo_cli.samples import SAMPLE_CORPUS
@@ -54,11 +54,17 @@ SUBSETS = {
     "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
 }
 """Settings that name some of what an analysis can give, and values of theirs."""
-READING_TEXTS = {
+READING_TEXTS: dict[str, tuple[dict[str, str], ...]] = {
+    "rank-collapse": ({}, {"ablate": "skip,both"}),
     "heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"}),
     "redundancy": ({"shared_size": "8,48"},),
 }
-"""Settings by which an analysis whose default reads the weights alone, or its companion, reads texts."""
+"""Settings by which an analysis whose default reads weights alone, or its companion, reads texts; or altered passes."""
+OF_ALL_PASSES = EVERYTHING | {under(name, tensor) for name in ("skip", "both") for tensor in EVERYTHING - OF_THE_MLP}
+
+
+DRAWING_HEADS = {"Paths"}
+"""Analyses that draw heads by their numbers."""
 
 
 def default_analyses() -> list[Any]:
@@ -116,19 +122,17 @@ class Bench:
         self.loaded = loaded
         self.weights = loaded.head_weights()
         self.encoder = Encoder(loaded.tokenizer, loaded.max_tokens)
-        self.passes: dict[str, dict[str, list[Tensor]]] = {}
+        self.passes: dict[str, dict[str, Sequence[Tensor]]] = {}
 
     def encode(self, text: str, line: int = 1) -> TokenizedText:
         return self.encoder.encode(text, line=line)
 
-    def layers(self, text: str) -> dict[str, list[Tensor]]:
+    def layers(self, text: str) -> dict[str, Sequence[Tensor]]:
         if text not in self.passes:
-            encoded = self.encode(text)
-            ids, segments = torch.tensor([encoded.ids]), torch.tensor([encoded.segment])
-            self.passes[text] = run_pass(self.loaded, ids, segments, needs=EVERYTHING)
+            self.passes[text] = record_batch(self.loaded, [self.encode(text)], needs=OF_ALL_PASSES)[0]._layers
         return self.passes[text]
 
-    def record(self, text: str, line: int = 1, names: frozenset[str] = EVERYTHING, kind: Any = ForwardRecord) -> Any:
+    def record(self, text: str, line: int = 1, names: frozenset[str] = OF_ALL_PASSES, kind: Any = ForwardRecord) -> Any:
         held = {name: layers for name, layers in self.layers(text).items() if name in names}
         return kind(self.loaded.shape, [self.encode(text, line)], held)
 
@@ -583,6 +587,8 @@ def precise(tiny_model: LoadedModel) -> Bench:
 def test_permuting_heads_permutes_the_rows_of_heads_and_changes_nothing_else(
     precise: Bench, analysis: Analysis[Any]
 ) -> None:
+    if type(analysis).__name__ in DRAWING_HEADS:
+        pytest.skip("the same draw names other heads of the permuted model")
     permuted = Bench(permuted_heads(precise.loaded))
     lines = ["the cats sat on the mat.", "a dog ran"]
     compared = 0

@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from scipy.stats import ortho_group
 
 from analyses.kit.spectra import composite_norm, effective_rank, numerical_rank, ranks, singular_values_by_gram
-from analyses.rank_collapse import RankCollapse, residuals
+from analyses.kit.token_matrices import residuals
+from analyses.rank_collapse import RankCollapse
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.run import Pass, analyse_corpus, analyse_text

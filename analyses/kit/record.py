@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,6 +37,45 @@ W_O's output, `attention_sum` and `attention_norm` lie before and after the firs
 before its residual, `mlp_sum` and `layer_outputs` lie before and after the second. Depth 0 of `hidden_states` is the
 first layer's input, depth l + 1 the output of layer l.
 """
+
+ABLATIONS: Mapping[str, str] = {
+    "none": "transformer",
+    "skip": "SAN+MLP",
+    "mlp": "SAN+skip",
+    "both": "SAN",
+}
+"""What can be cut out of every block of a pass, and what Dong et al. 2021 (arXiv 2103.03404) call the rest.
+
+`skip`: the residual around attention; `mlp`: the MLP with its LayerNorm and its residual.
+"""
+OF_THE_MLP = frozenset({"mlp_output", "mlp_sum"})
+
+
+def under(ablation: str, name: str) -> str:
+    """The name of a tensor in a pass with an ablation, for `needs` and for reading. Raises ValueError for one it lacks.
+
+    >>> under("none", "attention"), under("skip", "attention")
+    ('attention', 'skip/attention')
+    """
+    if ablation not in ABLATIONS or (ablation in ("mlp", "both") and name in OF_THE_MLP):
+        raise ValueError(f"there is no {name} under ablation {ablation!r}")
+    return name if ablation == "none" else f"{ablation}/{name}"
+
+
+def by_pass(names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The tensors to be recorded by the pass that has them, in the order of ABLATIONS. Without any: the plain pass.
+
+    >>> by_pass(["skip/attention"])
+    {'skip': frozenset({'attention'})}
+    """
+    found: dict[str, set[str]] = {}
+    for full in names:
+        ablation, _, name = full.rpartition("/")
+        under(ablation or "none", name)
+        found.setdefault(ablation or "none", set()).add(name)
+    return {ablation: frozenset(found[ablation]) for ablation in ABLATIONS if ablation in found} or {
+        "none": frozenset()
+    }
 
 
 class NotRecordedError(LookupError):
