@@ -729,6 +729,9 @@ def _(panel: ClassMap, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     shown = ListedColormap(colours).with_extremes(bad=(0.0, 0.0, 0.0, 0.0))
     classes = np.ma.masked_invalid(panel.values)
     axes.imshow(classes, norm=BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours)), cmap=shown, aspect="auto")
+    rows, columns = panel.values.shape
+    axes.hlines(np.arange(rows - 1) + 0.5, -0.5, columns - 0.5, colors="white", linewidths=0.5)
+    axes.vlines(np.arange(columns - 1) + 0.5, -0.5, rows - 0.5, colors="white", linewidths=0.5)
     _paint_marks(axes, panel, page, box)
     return None
 
