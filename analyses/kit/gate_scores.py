@@ -44,8 +44,8 @@ SCORES: Mapping[str, str] = {
     "confident": "share of rows whose maximum is at least --confident, 0 to 1",
     "vertical": "excess of the weight on special tokens over a uniform row's, all rows; below 0 to 1",
     "adjacent": "excess of the weight on the units just before and behind that are not special, all rows; below 0 to 1",
-    "block": "excess of the weight within the unit's own text of a pair, among units that are not special; -1 to 1; "
-    "empty without a pair",
+    "block": "excess of the weight within the unit's own text of a pair, among units that are not special; below 0 to "
+    "1; empty without a pair",
 }
 """Every score and what it is."""
 

@@ -25,41 +25,56 @@ def best_runs(weights: Floats, most: int = 8) -> tuple[Floats, Floats]:
     maps, units = weights.shape[:-2], weights.shape[-1]
     if units < 2:
         return np.full(maps, np.nan), np.full(maps, np.nan)
-    every = _best_of_each_number(_prefix_sums(weights.reshape(-1, units, units)), min(most, units))[1:]
+    sums, total = _prefix_sums(weights.reshape(-1, units, units))
+    every = _best_of_each_number(sums, min(most, units))[1:] / np.where(total > 0, total, np.nan)
     value = every.max(axis=0)
     # Of cuts alike but for rounding the one with the fewest runs.
     runs = 2.0 + (every >= value - 1e-9).argmax(axis=0)
     return value.reshape(maps), np.where(np.isnan(value), np.nan, runs).reshape(maps)
 
 
-def _prefix_sums(weights: Floats) -> Floats:
-    """Sums of S over units before i and before j, S scaled to sum to 1: (map, unit, unit) to (i, j, map).
+def _prefix_sums(weights: Floats) -> tuple[Floats, Floats]:
+    """Sums of B over the units before i and before j, and the sum of S: (map, unit, unit) to (i, j, map), (map).
 
-    Maps come last, so that all that follows goes over many at once, however few their units.
+    B is S - k k^T / sum S with the degrees k, so that a run adds the sum of B over it, divided by the sum of S. Maps
+    come last: all that follows goes over many at once, however few their units.
     """
     units = weights.shape[-1]
     last = weights.transpose(1, 2, 0)
     sums = np.zeros((units + 1, units + 1, len(weights)))
-    np.add(last, last.swapaxes(0, 1), out=sums[1:, 1:])
-    sums[np.arange(units + 1), np.arange(units + 1)] = 0.0
-    for at in range(2, units + 1):
-        sums[at] += sums[at - 1]
+    inner = sums[1:, 1:]
+    np.add(last, last.swapaxes(0, 1), out=inner)
+    inner[np.arange(units), np.arange(units)] = 0.0
+    degrees = _summed(inner)
+    total = _summed(degrees)
+    scaled = degrees / np.where(total > 0, total, 1.0)
+    for at in range(units):
+        inner[at] -= degrees[at] * scaled
+        inner[at] += sums[at, 1:]
     for at in range(2, units + 1):
         sums[:, at] += sums[:, at - 1]
-    total = sums[-1, -1]
-    sums /= np.where(total > 0, total, np.nan)
-    return sums
+    return sums, total
+
+
+def _summed(rows: Floats) -> Floats:
+    """The sum over the first axis, in its order: NumPy's own depends on how long the others are."""
+    total = np.zeros(rows.shape[1:])
+    for row in rows:
+        total += row
+    return total
 
 
 def _best_of_each_number(sums: Floats, most: int) -> Floats:
-    """The largest modularity with exactly 1, 2 ... `most` runs: (i, j, map) to (number, map)."""
+    """The largest sum of B over exactly 1, 2 ... `most` runs: (i, j, map) to (number, map).
+
+    A run from i to j holds b(j) + b(i) - 2 b(i, j), with b the prefix sums and b(i) that of the diagonal.
+    """
     ends, maps = len(sums), sums.shape[-1]
-    degrees = sums[-1]
-    within = sums[np.arange(ends), np.arange(ends)]
+    own = sums[np.arange(ends), np.arange(ends)]
+    doubled = 2.0 * sums
     best = np.full((most, ends, maps), -np.inf)  # of the first so many units, in one run more than the first index
+    best[0, 1:] = 2.0 * own[1:]  # b(i) is added once more, for the run that begins at i
     for end in range(1, ends):
-        inside = within[end] + within[:end] - 2.0 * sums[end, :end]
-        gains = inside - np.square(degrees[end] - degrees[:end])
-        best[0, end] = gains[0]
-        np.max(best[:-1, :end] + gains, axis=1, out=best[1:, end])
-    return best[:, -1]
+        ended = np.max(best[:-1, :end] - doubled[end, :end], axis=1)
+        best[1:, end] = ended + 2.0 * own[end]
+    return best[:, -1] - own[-1]
