@@ -132,6 +132,15 @@ def test_the_two_open_readings() -> None:
     assert GATES[int(pointing.gates(column))] == "instance"
 
 
+def test_a_column_that_half_of_the_rows_select_is_no_instance_gate() -> None:
+    between = normalised(np.eye(M)[np.random.default_rng(0).permutation(M)] + 1e-6)
+    between[: 2 * M // 3] = columns(9)[0]
+    scores = dict(zip(SCORES, found := scores_of(whole(between)), strict=True))
+    assert scores["columns"] >= 0.5
+    assert scores["column_spread"] > 0.15
+    assert GATES[int(Rules().gates(found))] != "instance"
+
+
 def test_patterns_of_a_pair_and_of_stripes_with_diagonals() -> None:
     segment = [0] * 31 + [1] * 31
     blocks = scores_of(SYNTHETIC["blocks"][0], kinds(M + 2, segment=segment))
