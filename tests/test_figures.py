@@ -23,10 +23,18 @@ from matplotlib.transforms import Bbox
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 
-from analyses.kit.result import ColouredText, Figure, Heatmap, LayeredGraph, Lines, Network, Panel, Points, Series
-
-
-from analyses.kit.result import ClassMap, ColouredText, Figure, Heatmap, LayeredGraph, Lines, Panel, Points, Series
+from analyses.kit.result import (
+    ClassMap,
+    ColouredText,
+    Figure,
+    Heatmap,
+    LayeredGraph,
+    Lines,
+    Network,
+    Panel,
+    Points,
+    Series,
+)
 from bertgeo_cli import style
 from bertgeo_cli.figures import draw, save
 

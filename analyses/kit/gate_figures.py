@@ -68,7 +68,7 @@ def example_figure(examples: Mapping[int, Example], unit: str, texts: int) -> Fi
 
 
 def _example(name: str, example: Example, unit: str, texts: int) -> Heatmap:
-    title = f"{name}: L{example.layer}H{example.head}"
+    title = f"{name.split()[0]}: L{example.layer}H{example.head}"
     title += f", line {example.line}" if texts > 1 else ""
     names = example.labels
     return Heatmap(example.attention, title, names, names, f"query {unit}", f"key {unit}", "attention weight")
