@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -15,10 +12,10 @@ from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, setting
 from .kit.attention_metrics import METRICS, Special, View, chosen_metrics, view
 from .kit.maths import mean_of_rows
-from .kit.pieces import of_heads, over_layers
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Result, Table
 from .kit.tables import moment_columns, sample_table, token_frame
+from .kit.unit_maps import over_units
 from .kit.units import Kinds, Units, units_of
 
 Floats = NDArray[np.float64]
@@ -84,24 +81,10 @@ class Attention(Analysis[AttentionState]):
         return AttentionState(moments, Sample.empty(self.sample, self.seed), Counts(), layers, heads)
 
     def update(self, state: AttentionState, record: ForwardRecord) -> None:
-        for texts, units in self._alike(record):
-            if len(units) == 1:  # with --words most texts stand alone: then all layers go together
-                values = self._values(self._view(state, record, texts.start))[None]
-            else:
-                measure = partial(self._measured, state.heads, units[0], Kinds.of(units), texts.start)
-                values = over_layers(record, "attention", state.layers, measure, texts)
+        for texts, _, values in over_units(record, state.layers, state.heads, self._measured, words=self.words):
             state.moments.add(values)
             state.sample.add(record.texts[texts], values)
         state.counts.add([len(text) for text in record.texts])
-
-    def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, list[Units]]]:
-        """Neighbours whose tokens fall into words and specials alike (most, but for --words), and their units."""
-        every = [units_of(text, words=self.words) for text in record.texts]
-        first = 0
-        for _, alike in groupby(every, lambda units: (units.of_token, units.special.tolist())):
-            units = list(alike)
-            yield slice(first, first + len(units)), units
-            first += len(units)
 
     def per_text(self, state: AttentionState) -> Table:
         return _texts_table(state, chosen_metrics(self.metrics))
@@ -117,14 +100,8 @@ class Attention(Analysis[AttentionState]):
             figures.append(self._maps(state, record))
         return Result(_headline(heads, names), tuple(tables), tuple(figures), self._notes(state))
 
-    def _measured(
-        self, heads: tuple[int, ...], units: Units, kinds: Kinds, first: int, attention: Floats, texts: slice
-    ) -> Floats:
-        """The metrics (text, head, metric) of one layer; `kinds` start with those of text `first`."""
-        own = kinds[texts.start - first : texts.stop - first]
-        return self._values(view(units.pool(of_heads(attention, heads)), own, self.special))
-
-    def _values(self, seen: View) -> Floats:
+    def _measured(self, attention: Floats, kinds: Kinds) -> Floats:
+        seen = view(attention, kinds, self.special)
         return np.stack([mean_of_rows(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
 
     def _view(self, state: AttentionState, record: ForwardRecord, index: int) -> View:

@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import BoundaryNorm, Normalize
+from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize, to_rgba
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path as Curve
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
@@ -31,6 +31,7 @@ from scipy.cluster.hierarchy import dendrogram
 from scipy.spatial import KDTree
 
 from analyses.kit.result import (
+    ClassMap,
     ColouredText,
     Figure,
     Floats,
@@ -151,7 +152,15 @@ class LineKey:
     dashed: tuple[bool, ...]
 
 
-Key = ValueKey | GroupKey | LineKey
+@dataclass(frozen=True)
+class ClassKey:
+    """A legend of classes: those that occur."""
+
+    labels: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+Key = ValueKey | GroupKey | LineKey | ClassKey
 
 
 @singledispatch
@@ -162,6 +171,14 @@ def _keys(panel: Panel, scale: ValueKey | None) -> list[Key]:
 @_keys.register
 def _(panel: Heatmap, scale: ValueKey) -> list[Key]:
     return [scale, GroupKey("layer", tuple(sorted(set(panel.groups))))] if panel.groups else [scale]
+
+
+@_keys.register
+def _(panel: ClassMap, scale: None) -> list[Key]:
+    occurring = [at for at in range(len(panel.names)) if (panel.values == at).any()]
+    colours = _class_colours(panel)
+    names = tuple(panel.names[at] for at in occurring)
+    return [ClassKey(names, tuple(colours[at] for at in occurring))] if occurring else []
 
 
 @_keys.register
@@ -189,6 +206,8 @@ Declared = tuple[str, float | None, float | None, str]
 
 def _declared(panel: Panel) -> Declared | None:
     match panel:
+        case ClassMap():
+            return None
         case Heatmap():
             return panel.unit, panel.low, panel.high, style.DIVERGING if panel.diverging else style.SEQUENTIAL
         case ColouredText():
@@ -341,7 +360,7 @@ class _Page:
 
     def _key_height(self) -> float:
         inside = sum(map(sum, self.down)) - self.down[0][0] - self.down[-1][2]
-        legend = any(isinstance(key, LineKey) for key in self.shared)
+        legend = any(isinstance(key, LineKey | ClassKey) for key in self.shared)
         return max(inside, 1.3) if legend else min(max(inside, 1.3), 4.0)
 
     def _seat(self, place: int) -> Seat:
@@ -432,9 +451,9 @@ def _sides(panel: Panel) -> tuple[object, ...]:
 
 
 def _key_width(key: Key, setter: Typesetter, height: float) -> float:
-    if isinstance(key, LineKey):
-        columns = ceil(len(key.labels) / _legend_rows(height))
-        return 0.15 + columns * (setter.widest(key.labels, style.TICK) * 1.03 + 0.42)
+    if isinstance(key, LineKey | ClassKey):
+        columns, handle = ceil(len(key.labels) / _legend_rows(height)), 0.42 if isinstance(key, LineKey) else 0.28
+        return 0.15 + columns * (setter.widest(key.labels, style.TICK) * 1.03 + handle)
     if isinstance(key, GroupKey):
         return 0.5 + style.BAR + setter.widest(map(str, key.groups), style.TICK)
     return 0.5 + style.BAR + setter.widest(_bar_ticks(key, height)[1], style.TICK)
@@ -495,20 +514,32 @@ def _(key: GroupKey, page: _Page, box: Box) -> None:
 
 
 @_paint_key.register
+def _(key: ClassKey, page: _Page, box: Box) -> None:
+    handles = [Patch(facecolor=colour, label=label) for label, colour in zip(key.labels, key.colours, strict=True)]
+    _paint_legend(page, box, handles, key.labels, 0.8)
+
+
+@_paint_key.register
 def _(key: LineKey, page: _Page, box: Box) -> None:
-    width, height = page.canvas.get_size_inches()
     handles = [
         Line2D([], [], color=colour, linestyle="--" if dashed else "-", label=label or "–")
         for label, dashed, colour in zip(key.labels, key.dashed, page.line_colours(key), strict=True)
     ]
+    _paint_legend(page, box, handles, key.labels, 2.0)
+
+
+def _paint_legend(
+    page: _Page, box: Box, handles: Sequence[Line2D | Patch], labels: Sequence[str], length: float
+) -> None:
+    width, height = page.canvas.get_size_inches()
     page.canvas.legend(
-        handles=handles,
-        labels=list(key.labels),
+        handles=list(handles),
+        labels=list(labels),
         loc="upper left",
         bbox_to_anchor=((box.x + 0.1) / width, 1 - box.y / height),
         borderaxespad=0.0,
         borderpad=0.0,
-        handlelength=2.0,
+        handlelength=length,
         columnspacing=0.8,
         handletextpad=0.5,
         labelspacing=0.25,
@@ -684,6 +715,44 @@ def _write_cells(axes: Axes, panel: Heatmap, scale: ValueKey) -> None:
             ink = style.ink_on(colours(float(scale.norm(value))))
             text = format(value, panel.written).replace("-", "\N{MINUS SIGN}")
             axes.text(column, row, text, size=style.TICK, color=ink, ha="center", va="center")
+
+
+@_paint.register
+def _(panel: ClassMap, page: _Page, box: Box, seat: Seat, scale: None) -> None:
+    axes = page.axes(box)
+    _label_sides(axes, panel, page, box, seat)
+    if panel.values.size == 0:
+        return _nothing(axes)
+    if not np.isfinite(panel.values).all():
+        _hatched(axes)
+    colours = _class_colours(panel)
+    shown = ListedColormap(colours).with_extremes(bad=(0.0, 0.0, 0.0, 0.0))
+    classes = np.ma.masked_invalid(panel.values)
+    axes.imshow(classes, norm=BoundaryNorm(np.arange(len(colours) + 1) - 0.5, len(colours)), cmap=shown, aspect="auto")
+    rows, columns = panel.values.shape
+    axes.hlines(np.arange(rows - 1) + 0.5, -0.5, columns - 0.5, colors="white", linewidths=0.5)
+    axes.vlines(np.arange(columns - 1) + 0.5, -0.5, rows - 0.5, colors="white", linewidths=0.5)
+    _paint_marks(axes, panel, page, box)
+    return None
+
+
+def _class_colours(panel: ClassMap) -> list[str]:
+    """A colour of the palette for each class."""
+    places = panel.colours or range(len(panel.names))
+    return [style.CLASSES[place % len(style.CLASSES)] for place in places]
+
+
+def _paint_marks(axes: Axes, panel: ClassMap, page: _Page, box: Box) -> None:
+    """Texts in the cells, where they can be read."""
+    rows, columns = panel.values.shape
+    widest = page.setter.widest((mark for row in panel.marks for mark in row), style.TICK)
+    if widest > 0.95 * box.width / columns or box.height / rows < style.TICK * style.LEADING / 72:
+        return
+    colours = _class_colours(panel)
+    for (row, column), at in np.ndenumerate(panel.values):
+        if panel.marks and np.isfinite(at) and panel.marks[row][column]:
+            ink = style.ink_on(to_rgba(colours[int(at)]))
+            axes.text(column, row, panel.marks[row][column], size=style.TICK, ha="center", va="center", color=ink)
 
 
 def _label_sides(axes: Axes, panel: Heatmap, page: _Page, box: Box, seat: Seat) -> None:

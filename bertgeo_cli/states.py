@@ -36,7 +36,8 @@ def to_bytes(content: Any) -> bytes:
 
 
 def from_bytes(data: bytes, modules: Iterable[str]) -> Any:
-    """What `to_bytes` was given; dataclasses are looked up by name in the named modules and the accumulators alone.
+    """What `to_bytes` was given; dataclasses are looked up by name in the accumulators, in the named modules, and in
+    those that the latter's dataclasses come from.
 
     Raises UnreadableStateError for other bytes.
 
@@ -44,7 +45,8 @@ def from_bytes(data: bytes, modules: Iterable[str]) -> Any:
     >>> from_bytes(to_bytes({"a": (Counts(1, 2), None)}), [])
     {'a': (Counts(texts=1, tokens=2), None)}
     """
-    known = _dataclasses([accumulators, *map(import_module, modules)])
+    named = _dataclasses([accumulators, *map(import_module, modules)])
+    known = _dataclasses(import_module(kind.__module__) for kind in named.values()) | named
     try:
         arrays = load(data)
         size = int.from_bytes(data[:8], "little")

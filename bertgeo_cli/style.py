@@ -39,6 +39,9 @@ SEQUENTIAL, DIVERGING, EDGES, GROUPS = "viridis", "RdBu_r", "magma_r", "plasma"
 LINKS = ("viridis_r", "viridis")  # strong is dark: the larger weight, or the smaller one
 FEW = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour blindness
 
+# The same and its two lights, between a dark and a light grey, for classes.
+CLASSES = ("0.3", "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#F0E442", "0.8")
+
 BASE_FONT = "DejaVu Sans"  # ships with matplotlib
 # No colour fonts: their bitmaps cannot be scaled or embedded.
 FALLBACK_FONTS = (

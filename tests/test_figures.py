@@ -23,7 +23,18 @@ from matplotlib.transforms import Bbox
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 
-from analyses.kit.result import ColouredText, Figure, Heatmap, LayeredGraph, Lines, Network, Panel, Points, Series
+from analyses.kit.result import (
+    ClassMap,
+    ColouredText,
+    Figure,
+    Heatmap,
+    LayeredGraph,
+    Lines,
+    Network,
+    Panel,
+    Points,
+    Series,
+)
 from bertgeo_cli import style
 from bertgeo_cli.figures import draw, save
 
@@ -83,6 +94,18 @@ def heads(clustered: bool) -> Heatmap:
     )  # fmt: skip
 
 
+NAMES = ("closed", "directional", "backward contextual", "forward", "symmetric", "instance", "cluster", "open", "mixed")
+
+
+def classes(layers: int = 6) -> ClassMap:
+    """Classes of layers x 12 heads, one without, and marks in those of class 1."""
+    values = np.random.default_rng(0).integers(0, 9, (layers, 12)).astype(float)
+    values[0, 0] = np.nan
+    marks = tuple(tuple("\N{MINUS SIGN}1" if value == 1 else "" for value in row) for row in values)
+    sides = tuple(map(str, range(layers))), tuple(map(str, range(12)))
+    return ClassMap(values, "Gates", *sides, "layer", "head", names=NAMES, marks=marks)
+
+
 def curves(count: int, band: bool = False) -> Lines:
     x = np.arange(13.0)
     ys = [np.exp(-x / 5) * (1 + head / 4) for head in range(count)]
@@ -130,6 +153,8 @@ GALLERY = {
     "12 x 12": page(*(heat(30, f"L{i // 12}H{i % 12}") for i in range(144)), columns=12),
     "two units": page(heat(8), heat(8, unit="score", low=None, high=None), columns=2),
     "144 heads": page(heads(False)),
+    "classes": page(classes(), heat(6, "L0"), classes(3), columns=3),
+    "classes of 144 heads": page(classes(12)),
     "144 heads clustered": page(heads(True)),
     "one row": page(Heatmap(attention(30)[:1], "", ("mean",), tokens(30))),
     "layers by tokens": page(Heatmap(attention(30)[:6], "", tuple("012345"), tokens(30), "layer", "token")),
@@ -275,6 +300,23 @@ def test_equal_words_keep_their_own_places() -> None:
     axes = draw(page(Heatmap(attention(4), "", ("the", "cat", "the", "cat"), ("the", "cat", "the", "cat")))).axes[0]
     assert ticks(axes, "x") == ["the", "cat", "the", "cat"]
     assert list(axes.get_xticks()) == [0, 1, 2, 3]
+
+
+def test_classes_have_their_colours_marks_and_a_legend_of_those_that_occur() -> None:
+    values = np.array([[0.0, 4.0], [1.0, np.nan]])
+    panel = ClassMap(values, "t", names=NAMES, colours=(8, 3, 2, 2, 1), marks=(("x", ""), ("y", "z")))
+    drawn = draw(page(panel))
+    axes, image = drawn.axes[0], drawn.axes[0].images[0]
+    shown = image.to_rgba(image.get_array())
+    for place, colour in (((0, 0), 8), ((0, 1), 1), ((1, 0), 3)):
+        assert shown[place] == pytest.approx(to_rgba(style.CLASSES[colour]), abs=1e-6)
+    assert shown[1, 1][3] == 0
+    assert [text.get_text() for text in axes.texts] == ["x", "y"]
+    legend = drawn.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["closed", "directional", "symmetric"]
+    assert [patch.get_facecolor() for patch in legend.get_patches()] == [
+        to_rgba(style.CLASSES[place]) for place in (8, 3, 1)
+    ]
 
 
 def test_panels_of_one_scale_share_one_bar() -> None:
@@ -512,6 +554,8 @@ NAN = np.full((3, 3), np.nan)
 BAD: dict[str, Panel] = {
     "all missing": Heatmap(NAN),
     "all missing, open": Heatmap(NAN, low=None, high=None, diverging=True),
+    "classes all missing": ClassMap(NAN, names=("a", "b")),
+    "no classes": ClassMap(np.zeros((0, 0)), names=("a", "b")),
     "constant": Heatmap(np.full((3, 3), 2.0), low=None, high=None),
     "constant zero": Heatmap(np.zeros((3, 3)), low=None, high=None, diverging=True),
     "tiny": Heatmap(np.array([[0.0, 1e-300]]), low=None, high=None),

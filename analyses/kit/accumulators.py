@@ -273,3 +273,52 @@ class TopTokens:
         self.ids, self.values = largest_of_rows(np.where(lost, -1, every), np.where(lost, -np.inf, offered), self.size)
         both = self.pieces | pieces
         self.pieces = {token: both[token] for token in sorted(set(self.ids.ravel().tolist()) - {-1})}
+
+
+@dataclass
+class Tally:
+    """How many texts had each whole number in every cell of an array; NaN cells are counted nowhere.
+
+    >>> tally = Tally((2,))
+    >>> tally.add(np.array([[1.0, 0.0], [1.0, float("nan")], [-3.0, 0.0]]))
+    >>> [values.round(3).tolist() for values in (tally.total, tally.share(1), *tally.most)]
+    [[3.0, 1.0], [0.667, 0.0], [1.0, 0.0], [0.667, 1.0]]
+    """
+
+    shape: tuple[int, ...]
+    counts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+    def add(self, texts: Floats) -> None:
+        """Add values with a leading axis of texts."""
+        for value in np.unique(texts[~np.isnan(texts)]).astype(int).tolist():
+            self.counts[value] = self._of(value) + (texts == value).sum(axis=0)
+
+    def merge(self, other: Self) -> Self:
+        """Both counts together."""
+        if self.shape != other.shape:
+            raise ValueError(f"tallies of different shape do not merge: {self.shape}, {other.shape}")
+        values = sorted(self.counts.keys() | other.counts.keys())
+        return type(self)(self.shape, {value: self._of(value) + other._of(value) for value in values})
+
+    @property
+    def total(self) -> Floats:
+        """How many texts were counted in each cell."""
+        return sum((count.astype(float) for count in self.counts.values()), np.zeros(self.shape))
+
+    def share(self, value: int) -> Floats:
+        """The share of a value in each cell, NaN where nothing was counted."""
+        total = self.total
+        return self._of(value) / np.where(total > 0, total, np.nan)
+
+    @property
+    def most(self) -> tuple[Floats, Floats]:
+        """The most frequent value of each cell and its share; of equal ones the nearest to 0, and then the negative."""
+        if not self.counts:
+            return np.full(self.shape, np.nan), np.full(self.shape, np.nan)
+        values = sorted(self.counts, key=lambda value: (abs(value), value))
+        shares = np.stack([self.share(value) for value in values])
+        frequent = np.where(np.isnan(shares[0]), np.nan, np.array(values, dtype=float)[shares.argmax(axis=0)])
+        return frequent, shares.max(axis=0)
+
+    def _of(self, value: int) -> NDArray[np.int64]:
+        return self.counts.get(value, np.zeros(self.shape, np.int64))

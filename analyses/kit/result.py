@@ -63,6 +63,19 @@ class Heatmap:
 
 
 @dataclass(frozen=True)
+class ClassMap(Heatmap):
+    """A matrix of classes as colours. `values` are places in `names` (NaN stays blank).
+
+    `colours` are each class's place in the palette, so that a class looks the same in every figure; `marks`, if given,
+    are short texts written into the cells.
+    """
+
+    names: tuple[str, ...] = ()
+    colours: tuple[int, ...] = ()
+    marks: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Series:
     """One curve; `low` and `high` bound a band of spread around `y` where they are given."""
 

@@ -58,6 +58,10 @@ class Kinds:
     def __getitem__(self, texts: slice) -> Self:
         return replace(self, **{field.name: getattr(self, field.name)[texts] for field in fields(self)})
 
+    def repeated(self, times: int) -> Self:
+        """These texts again and again, for as many layers."""
+        return replace(self, **{field.name: np.tile(getattr(self, field.name), (times, 1)) for field in fields(self)})
+
     @property
     def other(self) -> Flags:
         """Neither [CLS] nor [SEP] nor punctuation."""
