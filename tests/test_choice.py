@@ -49,7 +49,7 @@ def test_a_plan_names_analyses_and_set_goes_over_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--analyses", "atention"), ("'atention'", "attention, cone-index")),
+        (("--analyses", "atention"), ("'atention'", "cone-index, flow")),
         (("--analyses", ","), ("names none",)),
         (("--set", "flow.special=keep"), ("flow has no setting 'special'", "layers, methods, from")),
         (("--set", "attention.sample=many"), ("attention.sample cannot be 'many'", "whole number")),

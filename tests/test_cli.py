@@ -317,7 +317,7 @@ def test_stdout_holds_results_and_paths_and_stderr_the_rest(fast: Run, tmp_path:
 def test_dry_run_counts_and_writes_nothing(fast: Run, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the cat\na dog\n\nthe old cat sat\n")
     before = files_of(tmp_path)
-    done = fast("attention", "--corpus", "corpus.txt", "--dry-run", "--json")
+    done = fast("attention", "--corpus", "corpus.txt", "--batch-tokens", "8", "--dry-run", "--json")
     counts = json.loads(done.stdout)
     assert (counts["texts"], counts["tokens"], counts["batches"]) == (3, 14, 2)
     assert files_of(tmp_path) == before
