@@ -14,7 +14,7 @@ from .kit.accumulators import Counts, Maxima, Moments
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, derived, setting
 from .kit.head_spectra import SPECTRA, output_conditions, spectra
 from .kit.kept import Piece, pieces
-from .kit.mixing import MIXING, MixingWeights, mixing
+from .kit.mixing import MIXING, LayerWeights, layer_weights, mixing
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Result, Table
 from .kit.stream_figures import distribution_figure, histogram_figure, part_figure
@@ -28,7 +28,7 @@ NEEDS: Mapping[str, frozenset[str]] = {
     "moments": frozenset({*OF_HEADS.values(), *WIDE.values()}),
     "steps": frozenset({"hidden_states", "attention_projection", "attention_norm", "mlp_output"}),
     "layernorms": frozenset({"hidden_states", "attention_sum", "attention_norm", "mlp_sum"}),
-    "mixing": frozenset({"hidden_states", "attention", "v", "head_outputs"}),
+    "mixing": frozenset({"hidden_states", "attention", "v", "attention_projection"}),
     "spectra": frozenset({"attention", "q", "k", "head_outputs"}),
 }
 """The parts of the answer, and what each reads."""
@@ -47,7 +47,7 @@ class StreamState(State):
     values: dict[str, Moments]
     conditions: Maxima
     points: Points
-    weights: MixingWeights | None = derived()
+    weights: dict[int, LayerWeights] | None = derived()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Stream(Analysis[StreamState]):
     block. layernorms: scale, what is lost along (1, ..., 1), affine rank of the token matrix before and after,
     measured. mixing: the norm-based mixing ratios of Kobayashi et al. 2020, 2021 (attention, residual, LayerNorm;
     value bias in, output bias out). spectra: von Neumann entropy with p = sigma^2 / sum sigma^2 of attention, Q K^T
-    and its symmetric part, ranks of head outputs, k90, the condition of W_O; costs about a forward pass more.
+    and its symmetric part, ranks of head outputs, k90, the condition of W_O; costs about two forward passes more.
     But for the mixing ratios all criteria are this project's own.
 
     Example: bertgeo stream --parts steps,mixing
@@ -103,7 +103,7 @@ class Stream(Analysis[StreamState]):
         conditions = Maxima.empty(len(layers))
         if weights is not None and "spectra" in parts:
             conditions.add(output_conditions(weights, shape, layers))
-        mixed = MixingWeights.of(weights, shape, layers) if weights is not None and "mixing" in parts else None
+        mixed = layer_weights(weights, shape, layers) if weights is not None and "mixing" in parts else None
         return StreamState(Counts(), distributions, values, conditions, points, mixed)
 
     def update(self, state: StreamState, record: ForwardRecord) -> None:

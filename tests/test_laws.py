@@ -51,6 +51,7 @@ SUBSETS = {
     "cone-index": {
         "points": ("hidden_state", "head_output", "concatenated-heads", "attention_norm,concatenated_heads"),
     },
+    "stream": {"parts": ("moments", "steps", "layernorms", "steps,mixing")},
     "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
 }
 """Settings that name some of what an analysis can give, and values of theirs."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,41 +24,34 @@ MIXING = {
 
 
 @dataclass(frozen=True)
-class MixingWeights:
-    """Of each layer W_O^T, turned so that joined head outputs stand ahead of it (layer, channel, width), and the gain
-    of the LayerNorm behind it (layer, width)."""
+class LayerWeights:
+    """A layer's W_O^T with the heads end to end (channel, width), its bias, and the gain of the LayerNorm behind it."""
 
-    output: dict[int, Floats]
-    gain: dict[int, Floats]
-
-    @classmethod
-    def of(cls, weights: HeadWeights, shape: ModelShape, layers: Sequence[int]) -> Self:
-        """Those of the chosen layers."""
-        at = {layer: shape.weight_layer[layer] for layer in layers}
-        joined = weights.output.permute(0, 1, 3, 2).flatten(1, 2).contiguous().numpy()
-        return cls(
-            {layer: joined[own] for layer, own in at.items()},
-            {layer: weights.norm_gain[own].numpy() for layer, own in at.items()},
-        )
+    output: Floats
+    bias: Floats
+    gain: Floats
 
 
-def terms(attention: Floats, values: Floats, outputs: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """What a token's attention output has of others and of itself: sum_h sum_j!=i A_ij f_h(x_j), sum_h A_ii f_h(x_i).
+def layer_weights(weights: HeadWeights, shape: ModelShape, layers: Sequence[int]) -> dict[int, LayerWeights]:
+    """Those of the chosen layers, by layer."""
+    joined = weights.output.permute(0, 1, 3, 2).flatten(1, 2).contiguous()
+    tensors = joined, weights.output_bias, weights.norm_gain
+    return {layer: LayerWeights(*(part[shape.weight_layer[layer]].numpy() for part in tensors)) for layer in layers}
 
-    f_h(x) = (x W_V + b_V) W_O, the head's values (text, head, token, channel) times its columns of W_O; `outputs` are
-    A V and `weights` (head x channel, width). No vector of a pair (i, j) is ever formed: the token's own part comes
-    from the diagonal of A, that of the others is the rest. Both (text, token, width); with b_O they add up to the
-    output.
 
-    >>> attention, values = np.array([[[[0.25, 0.75], [1.0, 0.0]]]]), np.array([[[[4.0], [8.0]]]])
-    >>> others, own = terms(attention, values, attention @ values, np.eye(1))
-    >>> others.ravel().tolist(), own.ravel().tolist()
-    ([6.0, 4.0], [1.0, 0.0])
+def own_part(self_attention: Floats, values: Floats, output: Floats) -> Floats:
+    """What a token's attention output has of the token itself, sum_h A_ii f_h(x_i): (text, token, width).
+
+    f_h(x) = (x W_V + b_V) W_O, the head's values (text, head, token, channel) times its rows of `output`
+    (head x channel, width); `self_attention` are the diagonals of A (text, head, token). No vector of a pair (i, j)
+    is ever formed: what others give is the rest of the output.
+
+    >>> own_part(np.array([[[0.25, 0.0]]]), np.array([[[[4.0], [8.0]]]]), np.eye(1)).ravel().tolist()
+    [1.0, 0.0]
     """
-    own = np.einsum("...ii->...i", attention)[..., None] * values
-    both = np.stack([outputs - own, own], axis=1).swapaxes(2, 3)
-    found = both.reshape(*both.shape[:3], -1) @ weights
-    return found[:, 0], found[:, 1]
+    own = (self_attention[..., None] * values).swapaxes(1, 2)
+    joined: Floats = own.reshape(*own.shape[:2], len(output)) @ output
+    return joined
 
 
 def ratio(others: Floats, own: Floats) -> Floats:
@@ -81,16 +73,22 @@ def through_norm(vectors: Floats, gain: Floats) -> Floats:
     return gain * (vectors - np.einsum("...i->...", vectors)[..., None] / vectors.shape[-1])
 
 
-def mixing(piece: Piece, layer: int, weights: MixingWeights) -> Floats:
+def mixing(piece: Piece, layer: int, weights: Mapping[int, LayerWeights]) -> Floats:
     """The values of MIXING, means over tokens: (text, value)."""
-    record, kept = piece.record, piece.kept
-    names = ("attention", "v", "head_outputs")
-    attention, values, outputs = (
-        record.of_layer(name, layer)[piece.texts].astype(np.float64, order="C") for name in names
-    )
-    others, own = (part[:, kept] for part in terms(attention, values, outputs, weights.output[layer]))
+    others, own, diagonal = parts_of_output(piece, layer, weights[layer])
     with_residual = own + piece.vectors("hidden_states", layer)
-    normed = [through_norm(part, weights.gain[layer]) for part in (others, with_residual)]
-    diagonal = np.einsum("thii->ti", attention)[:, kept] / attention.shape[1]
-    found = (1.0 - diagonal, ratio(others, own), ratio(others, with_residual), ratio(*normed))
+    normed = [through_norm(part, weights[layer].gain) for part in (others, with_residual)]
+    found = (1.0 - diagonal.mean(axis=1), ratio(others, own), ratio(others, with_residual), ratio(*normed))
     return mean_of_rows(np.stack(found, axis=1))
+
+
+def parts_of_output(piece: Piece, layer: int, weights: LayerWeights) -> tuple[Floats, Floats, Floats]:
+    """What others and the token itself add to its attention output, which is both and b_O; and the diagonal of A.
+
+    Shapes (text, token, width) twice and (text, head, token). The part of others is the recorded output less b_O and
+    the own part, so it is as exact as float32 made the output.
+    """
+    attention = piece.record.of_layer("attention", layer)[piece.texts]
+    diagonal = np.diagonal(attention, axis1=2, axis2=3)[..., piece.kept].astype(np.float64, order="C")
+    own = own_part(diagonal, piece.vectors("v", layer), weights.output)
+    return piece.vectors("attention_projection", layer) - weights.bias - own, own, diagonal

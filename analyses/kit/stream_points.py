@@ -97,10 +97,9 @@ class Distributions:
             vectors = piece.vectors({**OF_HEADS, **WIDE}[point], index)
             vectors = of_heads(vectors, points.heads) if point in OF_HEADS else vectors[:, None]
             self.histograms.values[at] += bin_counts(vectors)
-            entries = central_sums(vectors.reshape(*vectors.shape[:2], vectors.shape[2] * vectors.shape[3]))
-            moments.append(np.stack([entries, central_sums(lengths(vectors))], axis=2))
             if point in WIDE:
                 channels.append(_channel_sums(vectors[:, 0]))
+            moments.append(_moments(vectors))
         self.moments.add(np.concatenate(moments, axis=1))
         for own in np.stack(channels, axis=1):
             self.channels.add(own)
@@ -109,6 +108,13 @@ class Distributions:
         """Both together."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("moments", "histograms", "channels"))
         return type(self)(*(first.merge(second) for first, second in pairs))
+
+
+def _moments(vectors: Floats) -> Floats:
+    """Central sums of entries and of norms: (text, head, token, width), which is overwritten, to (text, head, 2, 5)."""
+    norms = central_sums(lengths(vectors))
+    texts, heads, tokens, width = vectors.shape
+    return np.stack([central_sums(vectors.reshape(texts, heads, tokens * width)), norms], axis=2)
 
 
 def _channel_sums(vectors: Floats) -> Floats:
