@@ -32,7 +32,7 @@ NEEDS: Mapping[str, frozenset[str]] = {
     "spectra": frozenset({"attention", "q", "k", "head_outputs"}),
 }
 """The parts of the answer, and what each reads."""
-USUAL = "moments,steps,layernorms,mixing"
+USUAL = "moments,steps,mixing"
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Stream(Analysis[StreamState]):
     (skewness^2 / 6 + kurtosis^2 / 24), norms, histograms on fixed bins, and outlier channels, whose |mean| or variance
     exceeds the mean over channels by k standard deviations. steps: |update| / |input| and angles of attention, MLP and
     block. layernorms: scale, what is lost along (1, ..., 1), affine rank of the token matrix before and after,
-    measured. mixing: the norm-based mixing ratios of Kobayashi et al. 2020, 2021 (attention, residual, LayerNorm;
+    measured (on request, with spectra: both cost most). mixing: the norm-based mixing ratios of Kobayashi et al. 2020, 2021 (attention, residual, LayerNorm;
     value bias in, output bias out). spectra: von Neumann entropy with p = sigma^2 / sum sigma^2 of attention, Q K^T
-    and its symmetric part, ranks of head outputs, k90, the condition of W_O; costs about two forward passes more.
+    and its symmetric part, ranks of head outputs, k90, the condition of W_O.
     But for the mixing ratios all criteria are this project's own.
 
     Example: bertgeo stream --parts steps,mixing

@@ -24,6 +24,8 @@ PLACES = {
     "mlp_sum": ("MLP sum", 0.9),
 }
 """What each point's curve is called, and where within its block it is drawn."""
+TAIL = 1e-3
+"""Share of entries at either end that histograms leave out: single outliers would hide all others."""
 INSIDE = "Depth 0 is the first layer's input; points inside block l stand at their place between depths l and l + 1."
 
 
@@ -36,22 +38,21 @@ def distribution_figure(seen: Distributions, kept: Kept) -> Figure:
     """Norms, deviations, skewness and kurtosis along the stream."""
     entries, norms = seen.moments.at(np.s_[:, 0]), seen.moments.at(np.s_[:, 1])
     panels = (
-        _along(kept, "Lengths of vectors", "mean length", norms.mean, norms.std),
+        _along(kept, "Lengths of vectors", "mean length", norms.mean),
         _along(kept, "Spread of entries", "standard deviation", entries.std),
         _along(kept, "Asymmetry of entries", "skewness", entries.skewness),
-        _along(kept, "Tails of entries", "excess kurtosis", entries.excess_kurtosis),
+        _along(kept, "Tails of entries", "log10 kurtosis", np.log10(entries.excess_kurtosis + 3)),
     )
-    note = f"{INSIDE} Entries and tokens of {_texts(kept)}; band: one standard deviation over tokens either side."
+    note = f"{INSIDE} Entries and tokens of {_texts(kept)}; of a normal distribution the log10 kurtosis is 0.48."
     return Figure("stream", "Distribution of vectors along the stream", panels, columns=2, note=note)
 
 
-def _along(kept: Kept, title: str, unit: str, values: Floats, spread: Floats | None = None) -> Lines:
+def _along(kept: Kept, title: str, unit: str, values: Floats) -> Lines:
     curves = []
     for point, (label, offset) in PLACES.items():
         at = [number for number, cell in enumerate(kept.points.cells) if cell[0] == point]
         x = np.array([kept.points.cells[number][1] + offset for number in at])
-        band = (None, None) if spread is None else (values[at] - spread[at], values[at] + spread[at])
-        curves.append(Series(label, x, values[at], *band))
+        curves.append(Series(label, x, values[at]))
     return Lines(tuple(curves), "depth", unit, title)
 
 
@@ -70,12 +71,14 @@ def histogram_figure(seen: Distributions, kept: Kept) -> Figure:
         for point in POINTS
     )
     note = f"Entries of {_texts(kept)}, heads together; a normal density is a parabola here."
+    note += " Not drawn: one entry in 1,000 at either end."
     return Figure("stream-histograms", "Entries of vectors at the points of a block", panels, columns=4, note=note)
 
 
 def _density(seen: Distributions, kept: Kept, layer: int, point: str) -> Series:
     found = histogram(seen.histograms.values[kept.points.stacks.index(dict(kept.points.block(layer))[point])])
-    filled = found.counts > 0
+    below = np.cumsum(found.counts) / max(found.counts.sum(), 1.0)
+    filled = (found.counts > 0) & (below > TAIL) & (below - found.counts / max(found.counts.sum(), 1.0) < 1 - TAIL)
     middle = (found.low[filled] + found.high[filled]) / 2
     return Series(f"layer {layer}", middle, np.log10(found.density[filled]))
 
@@ -89,7 +92,6 @@ PANELS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "layernorms": (
         ("Scale", "1 / standard deviation", ("scale",)),
         ("Share along (1, ..., 1)", "share of |x|^2", ("ones_share",)),
-        ("Affine rank ahead", "rank", ("affine_rank_before",)),
         ("Change of affine rank", "rank behind - ahead", ("affine_rank_change",)),
     ),
 }
@@ -119,7 +121,7 @@ def part_figure(name: str, moments: Moments, kept: Kept) -> Figure:
         panels = [Lines(curves, "layer", "mixing ratio", "", low=0.0, high=1.0)]
     else:
         panels = [_by_row(moments, kept, name, *shown) for shown in PANELS[name]]
-    columns = {"mixing": 1, "layernorms": 2}.get(name, 3)
+    columns = 1 if name == "mixing" else 3
     bands = "; bands: one standard deviation either side" * (name != "spectra" and bool((moments.count > 1).any()))
     title, note = part.title.partition(" (")[0], f"Mean over {_texts(kept)}{bands}."
     return Figure(f"stream-{name}", title, tuple(panels), columns, note)

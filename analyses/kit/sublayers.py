@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .kept import Piece
@@ -105,4 +106,22 @@ def affine_rank(states: Floats) -> Floats:
         return np.full(states.shape[:-2], np.nan)
     centred = states - np.einsum("...ij->...j", states)[..., None, :] / tokens
     least = tokens * FLOAT32_EPSILON * frobenius_norm(states)
-    return (singular_values_by_gram(centred) > least[..., None]).sum(axis=-1).astype(float)
+    found = np.full(least.shape, tokens - 1.0)
+    rest = ~_full(centred, least)
+    found[rest] = (singular_values_by_gram(centred[rest]) > least[rest, None]).sum(axis=-1)
+    return found
+
+
+def _full(centred: Floats, least: Floats) -> NDArray[np.bool_]:
+    """Whether all singular values but the one of (1, ..., 1) exceed `least`, by a factorisation instead of a spectrum.
+
+    True only where G + c 1 1^T - least^2 is positive definite, G the Gram matrix, which has no part along (1, ..., 1).
+    """
+    rows = torch.from_numpy(centred)
+    tokens, width = rows.shape[-2:]
+    if tokens > width:
+        return np.zeros(least.shape, dtype=bool)
+    gram = rows @ rows.mT
+    gram += (torch.diagonal(gram, dim1=-2, dim2=-1).sum(dim=-1) / tokens)[..., None, None]
+    torch.diagonal(gram, dim1=-2, dim2=-1).sub_(torch.from_numpy(np.asarray(least**2))[..., None])
+    return np.asarray(torch.linalg.cholesky_ex(gram).info.numpy() == 0)
