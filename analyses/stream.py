@@ -58,11 +58,11 @@ class Stream(Analysis[StreamState]):
     LayerNorms, hidden states) mean, standard deviation, skewness, excess kurtosis, Jarque-Bera per entry
     (skewness^2 / 6 + kurtosis^2 / 24), norms, histograms on fixed bins, and outlier channels, whose |mean| or variance
     exceeds the mean over channels by k standard deviations. steps: |update| / |input| and angles of attention, MLP and
-    block. layernorms: scale, what is lost along (1, ..., 1), affine rank of the token matrix before and after,
-    measured (on request, with spectra: both cost most). mixing: the norm-based mixing ratios of Kobayashi et al. 2020, 2021 (attention, residual, LayerNorm;
-    value bias in, output bias out). spectra: von Neumann entropy with p = sigma^2 / sum sigma^2 of attention, Q K^T
-    and its symmetric part, ranks of head outputs, k90, the condition of W_O.
-    But for the mixing ratios all criteria are this project's own.
+    block. mixing: the norm-based mixing ratios of Kobayashi et al. 2020, 2021 (attention, residual, LayerNorm; value
+    bias in, output bias out). On request, since they cost most: layernorms: scale, what is lost along (1, ..., 1),
+    affine rank of the token matrix before and after, measured; spectra: von Neumann entropy with
+    p = sigma^2 / sum sigma^2 of attention, Q K^T and its symmetric part, ranks of head outputs, k90, the condition of
+    W_O. But for the mixing ratios all criteria are this project's own.
 
     Example: bertgeo stream --parts steps,mixing
     """
