@@ -61,7 +61,7 @@ READING_TEXTS: dict[str, tuple[dict[str, str], ...]] = {
     "redundancy": ({"shared_size": "8,48"},),
     "stream": ({}, {"parts": "layernorms,spectra"}),
 }
-"""Settings by which an analysis whose default reads weights alone, or its companion, reads texts; altered passes; more."""
+"""Settings by which an analysis, or its companion, reads texts, altered passes or more, where its default does not."""
 OF_ALL_PASSES = EVERYTHING | {under(name, tensor) for name in ("skip", "both") for tensor in EVERYTHING - OF_THE_MLP}
 
 

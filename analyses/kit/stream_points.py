@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .accumulators import Totals
 from .distribution import BINS, CentralMoments, bin_counts, central_sums
+from .isotropy_metrics import outlier_bound
 from .kept import Piece
 from .maths import lengths
 from .pieces import of_heads
@@ -132,6 +133,6 @@ def outlier_channels(sums: Floats, tokens: int, deviations: float) -> tuple[Floa
     """
     mean, square = sums.T / max(tokens, 1)
     variance = np.maximum(square - mean**2, 0.0)
-    bounds = [float(values.mean() + deviations * values.std()) for values in (np.abs(mean), variance)]
+    bounds = [outlier_bound(values, deviations) for values in (np.abs(mean), variance)]
     beyond = (np.abs(mean) > bounds[0]) | (variance > bounds[1])
     return mean, variance, np.array(bounds), np.flatnonzero(beyond).tolist()
