@@ -59,7 +59,8 @@ def random_weights(layers: int, heads: int, width: int) -> HeadWeights:
 
     read = [draw(layers, heads, channels, width) for _ in range(3)]
     biases = [draw(layers, heads, channels) for _ in range(3)]
-    return HeadWeights(*read, draw(layers, heads, width, channels), *biases, draw(layers, width))
+    output = draw(layers, heads, width, channels)
+    return HeadWeights(*read, output, *biases, output_bias=draw(layers, width), norm_gain=draw(layers, width))
 
 
 # Projection kernels

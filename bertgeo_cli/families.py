@@ -178,7 +178,8 @@ def head_weights(model: nn.Module) -> HeadWeights:
     value, value_bias = _rows(held, family.value, heads)
     output, output_bias = _stacked(held, family.attention_output)
     columns = output.reshape(*output.shape[:2], heads, -1).movedim(2, 1).contiguous()
-    return HeadWeights(query, key, value, columns, query_bias, key_bias, value_bias, output_bias)
+    gain = torch.stack([attrgetter(family.first_norm)(block).weight.detach().cpu().double() for block in held])
+    return HeadWeights(query, key, value, columns, query_bias, key_bias, value_bias, output_bias, gain)
 
 
 def vocabulary(model: nn.Module, tokens: Sequence[str | None]) -> Vocabulary:

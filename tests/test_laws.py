@@ -51,6 +51,7 @@ SUBSETS = {
     "cone-index": {
         "points": ("hidden_state", "head_output", "concatenated-heads", "attention_norm,concatenated_heads"),
     },
+    "stream": {"parts": ("moments", "steps", "steps,mixing")},
     "flow": {"methods": ("attention", "rollout", "flow", "attention,rollout")},
 }
 """Settings that name some of what an analysis can give, and values of theirs."""
@@ -58,8 +59,9 @@ READING_TEXTS: dict[str, tuple[dict[str, str], ...]] = {
     "rank-collapse": ({}, {"ablate": "skip,both"}),
     "heads": ({"metric": "jensen-shannon"}, {"metric": "correlation"}),
     "redundancy": ({"shared_size": "8,48"},),
+    "stream": ({}, {"parts": "layernorms,spectra"}),
 }
-"""Settings by which an analysis whose default reads weights alone, or its companion, reads texts; or altered passes."""
+"""Settings by which an analysis, or its companion, reads texts, altered passes or more, where its default does not."""
 OF_ALL_PASSES = EVERYTHING | {under(name, tensor) for name in ("skip", "both") for tensor in EVERYTHING - OF_THE_MLP}
 
 

@@ -103,7 +103,7 @@ def test_shared_layers_stand_once_and_zero_weights_have_no_limit() -> None:
     output, bias = torch.zeros(1, 2, 8, 4, dtype=torch.float64), torch.zeros(1, 8, dtype=torch.float64)
     shape = ModelShape("albert", heads=2, width=8, head_width=4, weight_layer=(0, 0, 0))
     settings = WeightNorms()
-    result = settings.finalize(settings.start(shape, HeadWeights(*zeros, output, *biases, bias)), None)
+    result = settings.finalize(settings.start(shape, HeadWeights(*zeros, output, *biases, bias, bias)), None)
     frame = result.tables[0].frame
     assert frame["layer"].tolist() == [0]
     assert frame["factor"].tolist() == [0]

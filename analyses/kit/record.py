@@ -166,7 +166,8 @@ class HeadWeights:
 
     A torch Linear stores (out, in): head h owns rows of W_Q, W_K, W_V and columns of W_O. `query`, `key` and `value`
     have the axes (weight_layer, head, channel, width), their biases (weight_layer, head, channel); `output` has
-    (weight_layer, head, width, channel), its bias (weight_layer, width). float64. `vocabulary` is read when called.
+    (weight_layer, head, width, channel), its bias (weight_layer, width), and so has `norm_gain`, the gain of the
+    LayerNorm behind it. float64. `vocabulary` is read when called.
     """
 
     query: Tensor
@@ -177,6 +178,7 @@ class HeadWeights:
     key_bias: Tensor
     value_bias: Tensor
     output_bias: Tensor
+    norm_gain: Tensor
     vocabulary: Callable[[], Vocabulary] | None = None
 
     def bilinear_factors(self) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,22 @@ def numerical_rank(singular: Floats, tokens: int) -> Floats:
     return (singular > tokens * FLOAT32_EPSILON * largest[..., None]).sum(axis=-1).astype(float)
 
 
+def von_neumann_entropy(singular: Floats) -> Floats:
+    """-sum p ln p with p = sigma^2 / sum sigma^2, in nats: 0 (rank one) to ln n (all alike); NaN for zero.
+
+    That of the density matrix A A^T / tr(A A^T). Shape (..., value) to (...).
+
+    >>> von_neumann_entropy(np.array([[3.0, 3.0], [0.0, 2.0]])).round(6).tolist()
+    [0.693147, 0.0]
+    """
+    largest = singular.max(axis=-1, keepdims=True, initial=0.0)
+    squares = (singular / np.where(largest > 0, largest, 1.0)) ** 2
+    shares = squares / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
+    spread = -np.einsum("...i,...i->...", shares, np.log(np.maximum(shares, SMALLEST)))
+    bounded = np.clip(spread, 0.0, np.log(max(singular.shape[-1], 1)))
+    return np.where(largest[..., 0] > 0, bounded + 0.0, np.nan)
+
+
 def composite_norm(matrices: Floats, *, out: Floats | None = None) -> Floats:
     """sqrt(|X|_1 |X|_inf): largest column sum and largest row sum of absolute values (Dong et al. 2021).
 

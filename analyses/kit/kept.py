@@ -1,0 +1,48 @@
+"""A batch cut into pieces that a core's cache holds, with the tokens that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pieces import runs
+from .record import ForwardRecord, TokenizedText
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some neighbouring texts of a batch of which the same tokens are measured."""
+
+    record: ForwardRecord
+    texts: slice
+    kept: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return self.texts.stop - self.texts.start
+
+    def vectors(self, name: str, index: int) -> Floats:
+        """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), in float64."""
+        found = self.record.of_layer(name, index)[self.texts]
+        chosen = found if len(self.kept) == found.shape[-2] else found[..., self.kept, :]
+        return chosen.astype(np.float64, order="C")
+
+
+def pieces(record: ForwardRecord, *, special: bool) -> Iterator[Piece]:
+    """The batch in order, cut wherever tokens to measure change; without `special` ones, special tokens are none."""
+    first = 0
+    for kept, alike in groupby(record.texts, lambda text: _kept(text, special)):
+        count = len(list(alike))
+        entries = len(record.texts[0]) * record.shape.width
+        for texts in runs(slice(first, first + count), entries):
+            yield Piece(record, texts, np.array(kept, dtype=np.intp))
+        first += count
+
+
+def _kept(text: TokenizedText, special: bool) -> tuple[int, ...]:
+    return tuple(at for at, added in enumerate(text.special) if special or not added)

@@ -1,0 +1,94 @@
+"""How much of a token's new vector comes from other tokens, by vector norms (Kobayashi et al. 2020, 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kept import Piece
+from .maths import lengths, mean_of_rows
+from .record import HeadWeights, ModelShape
+
+Floats = NDArray[np.float64]
+
+MIXING = {
+    "mixing_weights": "1 - A_ii of the mean attention of all heads, 0 to 1 (Attn-W)",
+    "mixing_attention": "mixing ratio by norms of the attention's output without its bias, 0 to 1 (Attn-N)",
+    "mixing_residual": "the same with the residual, which is the token's own, 0 to 1 (AttnRes-N)",
+    "mixing_norm": "the same behind the LayerNorm, whose shift is left out, 0 to 1 (AttnResLN-N)",
+}
+"""Values of a layer, each the mean over a text's tokens."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A layer's W_O^T with the heads end to end (channel, width), its bias, and the gain of the LayerNorm behind it."""
+
+    output: Floats
+    bias: Floats
+    gain: Floats
+
+
+def layer_weights(weights: HeadWeights, shape: ModelShape, layers: Sequence[int]) -> dict[int, LayerWeights]:
+    """Those of the chosen layers, by layer."""
+    joined = weights.output.permute(0, 1, 3, 2).flatten(1, 2).contiguous()
+    tensors = joined, weights.output_bias, weights.norm_gain
+    return {layer: LayerWeights(*(part[shape.weight_layer[layer]].numpy() for part in tensors)) for layer in layers}
+
+
+def own_part(self_attention: Floats, values: Floats, output: Floats) -> Floats:
+    """What a token's attention output has of the token itself, sum_h A_ii f_h(x_i): (text, token, width).
+
+    f_h(x) = (x W_V + b_V) W_O, the head's values (text, head, token, channel) times its rows of `output`
+    (head x channel, width); `self_attention` are the diagonals of A (text, head, token). No vector of a pair (i, j)
+    is ever formed: what others give is the rest of the output.
+
+    >>> own_part(np.array([[[0.25, 0.0]]]), np.array([[[[4.0], [8.0]]]]), np.eye(1)).ravel().tolist()
+    [1.0, 0.0]
+    """
+    own = (self_attention[..., None] * values).swapaxes(1, 2)
+    joined: Floats = own.reshape(*own.shape[:2], len(output)) @ output
+    return joined
+
+
+def ratio(others: Floats, own: Floats) -> Floats:
+    """|others| / (|others| + |own|) of vectors (..., width): 0 to 1; NaN where both are zero.
+
+    >>> ratio(np.array([3.0, 4.0]), np.array([0.0, 15.0])).item()
+    0.25
+    """
+    first, second = lengths(others), lengths(own)
+    there = first + second > 0
+    return np.where(there, first / np.where(there, first + second, 1.0), np.nan)
+
+
+def through_norm(vectors: Floats, gain: Floats) -> Floats:
+    """A LayerNorm's linear part gain (v - mean(v)), without the scale 1 / sqrt(var + eps), which a ratio does not see.
+
+    The scale is that of the whole sum, the same for all its terms. Shapes (..., width), (width,) to (..., width).
+    """
+    return gain * (vectors - np.einsum("...i->...", vectors)[..., None] / vectors.shape[-1])
+
+
+def mixing(piece: Piece, layer: int, weights: Mapping[int, LayerWeights]) -> Floats:
+    """The values of MIXING, means over tokens: (text, value)."""
+    others, own, diagonal = parts_of_output(piece, layer, weights[layer])
+    with_residual = own + piece.vectors("hidden_states", layer)
+    normed = [through_norm(part, weights[layer].gain) for part in (others, with_residual)]
+    found = (1.0 - diagonal.mean(axis=1), ratio(others, own), ratio(others, with_residual), ratio(*normed))
+    return mean_of_rows(np.stack(found, axis=1))
+
+
+def parts_of_output(piece: Piece, layer: int, weights: LayerWeights) -> tuple[Floats, Floats, Floats]:
+    """What others and the token itself add to its attention output, which is both and b_O; and the diagonal of A.
+
+    Shapes (text, token, width) twice and (text, head, token). The part of others is the recorded output less b_O and
+    the own part, so it is as exact as float32 made the output.
+    """
+    attention = piece.record.of_layer("attention", layer)[piece.texts]
+    diagonal = np.diagonal(attention, axis1=2, axis2=3)[..., piece.kept].astype(np.float64, order="C")
+    own = own_part(diagonal, piece.vectors("v", layer), weights.output)
+    return piece.vectors("attention_projection", layer) - weights.bias - own, own, diagonal

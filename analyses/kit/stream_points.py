@@ -1,0 +1,138 @@
+"""The points of each block at which the stream of vectors is measured, and what is kept of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .accumulators import Totals
+from .distribution import BINS, CentralMoments, bin_counts, central_sums
+from .isotropy_metrics import outlier_bound
+from .kept import Piece
+from .maths import lengths
+from .pieces import of_heads
+
+Floats = NDArray[np.float64]
+
+OF_HEADS: Mapping[str, str] = {"query": "q", "key": "k", "value": "v", "head_output": "head_outputs"}
+WIDE: Mapping[str, str] = {
+    "attention_projection": "attention_projection",
+    "attention_sum": "attention_sum",
+    "attention_norm": "attention_norm",
+    "mlp_output": "mlp_output",
+    "mlp_sum": "mlp_sum",
+    "hidden_state": "hidden_states",
+}
+"""Points and the recorded tensors that hold them: of single heads, and of the model's width."""
+ORDER = ("layer_input", *OF_HEADS, *WIDE, "layer_output")
+POINTS = {
+    "layer_input": "hidden state ahead of the block",
+    **{name: f"{name.replace('_', ' ')} of a head" for name in OF_HEADS},
+    "attention_projection": "W_O's output with its bias",
+    "attention_sum": "the same plus the layer input, ahead of the first LayerNorm",
+    "attention_norm": "behind the first LayerNorm",
+    "mlp_output": "the MLP's output",
+    "mlp_sum": "the same plus its input, ahead of the second LayerNorm",
+    "layer_output": "behind the second LayerNorm: the next layer's input",
+}
+"""Points of a block in the order of the pass."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Every point of the chosen layers and heads, once: a hidden state between two blocks belongs to both."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    @cached_property
+    def stacks(self) -> list[tuple[str, int]]:
+        """Point and layer (or depth, for hidden states) of each, the heads together: what a histogram is kept of."""
+        depths = sorted({depth for layer in self.layers for depth in (layer, layer + 1)})
+        inside = [(point, layer) for point in (*OF_HEADS, *WIDE) if point != "hidden_state" for layer in self.layers]
+        return [*inside, *(("hidden_state", depth) for depth in depths)]
+
+    @cached_property
+    def wide(self) -> list[tuple[str, int]]:
+        """Those of the model's width: what channels are measured of."""
+        return [stack for stack in self.stacks if stack[0] in WIDE]
+
+    @cached_property
+    def cells(self) -> list[tuple[str, int, int | None]]:
+        """The same with each head on its own: what moments are kept of."""
+        return [(*stack, head) for stack in self.stacks for head in (self.heads if stack[0] in OF_HEADS else (None,))]
+
+    def block(self, layer: int) -> Iterator[tuple[str, tuple[str, int]]]:
+        """The points of a layer, in the order of the pass, and the stack that each stands for."""
+        for point in POINTS:
+            depth = layer + (point == "layer_output")
+            yield point, (("hidden_state", depth) if point.startswith("layer_") else (point, layer))
+
+
+@dataclass
+class Distributions:
+    """Of the entries of vectors and of their norms: moments (cell, 2), histograms (stack, bin), channels.
+
+    `channels` holds the sums of x and x^2 over tokens: (wide stack, channel, 2).
+    """
+
+    moments: CentralMoments
+    histograms: Totals
+    channels: Totals
+
+    @classmethod
+    def empty(cls, points: Points, width: int) -> Self:
+        """Nothing seen yet: the identity of merge."""
+        histograms = Totals.empty(len(points.stacks), BINS)
+        return cls(CentralMoments.empty(len(points.cells), 2), histograms, Totals.empty(len(points.wide), width, 2))
+
+    def add(self, piece: Piece, points: Points) -> None:
+        """Add the vectors of a piece; sums are taken text by text, in order."""
+        moments, channels = [], []
+        for at, (point, index) in enumerate(points.stacks):
+            vectors = piece.vectors({**OF_HEADS, **WIDE}[point], index)
+            vectors = of_heads(vectors, points.heads) if point in OF_HEADS else vectors[:, None]
+            self.histograms.values[at] += bin_counts(vectors)
+            if point in WIDE:
+                channels.append(_channel_sums(vectors[:, 0]))
+            moments.append(_moments(vectors))
+        self.moments.add(np.concatenate(moments, axis=1))
+        for own in np.stack(channels, axis=1):
+            self.channels.add(own)
+
+    def merge(self, other: Self) -> Self:
+        """Both together."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("moments", "histograms", "channels"))
+        return type(self)(*(first.merge(second) for first, second in pairs))
+
+
+def _moments(vectors: Floats) -> Floats:
+    """Central sums of entries and of norms: (text, head, token, width), which is overwritten, to (text, head, 2, 5)."""
+    norms = central_sums(lengths(vectors))
+    texts, heads, tokens, width = vectors.shape
+    return np.stack([central_sums(vectors.reshape(texts, heads, tokens * width)), norms], axis=2)
+
+
+def _channel_sums(vectors: Floats) -> Floats:
+    """Sums of x and x^2 over tokens: (text, token, channel) to (text, channel, 2)."""
+    return np.stack([np.einsum("tic->tc", vectors), np.einsum("tic,tic->tc", vectors, vectors)], axis=-1)
+
+
+def outlier_channels(sums: Floats, tokens: int, deviations: float) -> tuple[Floats, Floats, Floats, Sequence[int]]:
+    """Mean and variance of every channel, their bounds, and the channels beyond: |mean| or variance above the mean
+    over channels + `deviations` standard deviations over channels. `sums`: (channel, 2) of x and x^2 over tokens.
+
+    >>> sums = np.array([[2.0, 2.0]] * 20 + [[100.0, 5000.0]])
+    >>> list(outlier_channels(sums, 2, 3)[3])
+    [20]
+    """
+    mean, square = sums.T / max(tokens, 1)
+    variance = np.maximum(square - mean**2, 0.0)
+    bounds = [outlier_bound(values, deviations) for values in (np.abs(mean), variance)]
+    beyond = (np.abs(mean) > bounds[0]) | (variance > bounds[1])
+    return mean, variance, np.array(bounds), np.flatnonzero(beyond).tolist()
