@@ -168,7 +168,7 @@ class Gates(Analysis[GatesState]):
         frame["same_token"], frame["same_position"] = likeness.T
         either = likeness.max(axis=-1)
         named = np.where(either >= self.fixed - SLACK, "fixed", "input-dependent")
-        frame["selection"] = np.where(np.isnan(either), "", named).tolist()
+        frame["selection"] = pd.Series(named, dtype="str").mask(np.isnan(either)).to_numpy()
 
     def _scores_table(self, state: GatesState) -> Table:
         frame = _places(state)

@@ -26,7 +26,7 @@ from bertgeo_cli.published import PUBLISHED, Published, read_published
 from bertgeo_cli.run import analyse_weights
 from bertgeo_cli.verdicts import Measurement, result_of
 
-NOT_YET = {"dependencies", "stream"}
+NOT_YET = {"dependencies"}
 """Analyses whose published values wait for them."""
 SETTINGS_NOT_YET: set[str] = set()
 PAIRS = {"metric": "projection-kernel", "subspaces": "QQ"}
