@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,18 @@ from timing import pairs, report, seconds
 from analyses.attention import Attention
 from analyses.cone_index import ConeIndex
 from analyses.flow import Flow
+from analyses.gates import Gates
 from analyses.heads import HeadsAgainstHeads
+from analyses.isotropy import Isotropy
 from analyses.kit.analysis import Analysis, State
 from analyses.kit.record import TokenizedText
+from analyses.layers import Layers
 from analyses.rank_collapse import RankCollapse
-from bertgeo_cli.corpus import shards
+from analyses.stream import Stream
+from bertgeo_cli.corpus import batches, shards
 from bertgeo_cli.models import LoadedModel, load_model
 from bertgeo_cli.observation import Pass, observe
+from bertgeo_cli.recording import records
 from bertgeo_cli.run import merge_tree
 
 Floats = NDArray[Any]
@@ -51,6 +56,13 @@ EVERY: dict[str, Analysis[Any]] = {
     "rank-collapse": RankCollapse(),
     "flow": Flow(),
     "heads (correlation)": HeadsAgainstHeads(metric="correlation"),
+}
+STREAM: dict[str, Analysis[Any]] = {
+    "gates": Gates(),
+    "stream": Stream(),
+    "isotropy": Isotropy(),
+    "rank-collapse": RankCollapse(),
+    "layers": Layers(),
 }
 
 
@@ -141,19 +153,39 @@ def against_the_script(loaded: LoadedModel, lines: Sequence[str], rounds: int) -
 
 
 def against_bare_passes(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    """As a corpus run does it, passes side by side and measuring beside them; then batch by batch."""
     texts = encoded(loaded, lines)
-    tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
+
+    def bare() -> None:
+        for shard in shards(texts):
+            for _ in records(loaded, batches(shard, Pass().batch_tokens), needs=frozenset()):
+                pass
+
+    timed = pairs(lambda: observed(FOUR, loaded, texts, Pass()), bare, rounds)
+    report("four quantities, one shared pass", timed, "measured", "bare", 1.25)
     plain, share = added(FOUR, loaded, texts, Pass(), rounds)
-    print(f"four quantities, one shared pass: {1 + share:.3f} of the bare passes ({plain:.2f} s; at most 1.25)")
+    print(f"  batch by batch: {1 + share:.3f} of the bare passes ({plain:.2f} s)")
+    tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
     print(f"  tokenising beside it: {tokenising:.2f} s")
 
 
 def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    each_share("all columns of five analyses", EVERY, loaded, lines, rounds)
+
+
+def the_stream(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
+    each_share("gates and the stream, at most 5 times", STREAM, loaded, lines, rounds)
+
+
+def each_share(
+    title: str, analyses: Mapping[str, Analysis[Any]], loaded: LoadedModel, lines: Sequence[str], rounds: int
+) -> None:
+    """What all of them cost in one shared pass, and what each adds alone."""
     texts = encoded(loaded, lines)
-    plain, share = added(list(EVERY.values()), loaded, texts, Pass(), rounds)
-    print(f"all columns of five analyses: {1 + share:.3f} of the bare passes ({plain:.2f} s); alone, each adds:")
-    for name, analysis in EVERY.items():
-        print(f"  {name}: {added([analysis], loaded, texts, Pass(), rounds)[1]:.3f}")
+    plain, share = added(list(analyses.values()), loaded, texts, Pass(), rounds)
+    print(f"{title}: {1 + share:.3f} of the bare passes ({plain:.2f} s); alone, each adds:")
+    for name, analysis in analyses.items():
+        print(f"  {name}: {added([analysis], loaded, texts, Pass(), rounds)[1]:.3f}", flush=True)
 
 
 def in_dtype(dtype: str, plain: LoadedModel, other: LoadedModel, lines: Sequence[str], rounds: int) -> None:
@@ -191,7 +223,13 @@ def compare_choices(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> N
         print(f"  {name}: {statistics.median(times):.2f} s")
 
 
-PARTS = {"script": against_the_script, "bare": against_bare_passes, "columns": every_column, "choices": compare_choices}
+PARTS = {
+    "script": against_the_script,
+    "bare": against_bare_passes,
+    "columns": every_column,
+    "stream": the_stream,
+    "choices": compare_choices,
+}
 
 
 def main() -> None:
