@@ -15,6 +15,7 @@ from .kit.bilinear_texts import SIDES, BilinearOnTexts
 from .kit.bilinear_weights import PLACE, Atlas
 from .kit.comparison import Place, places_of
 from .kit.forms import MEASURES, copying, ratio
+from .kit.maths import mean_of_rows
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Heatmap, Lines, Panel, Result, Series, Table
 from .kit.spectra import frobenius_norm, singular_values_by_gram
@@ -25,7 +26,10 @@ FORM = (
     "without-biases (W_Q^T W_K), homogeneous ([W_Q b_Q]^T [W_K b_K]), or value-output (W_V^T W_O^T, which acts on "
     "row vectors)"
 )
-OVERLAP = "|U_r^T V_r|_F^2 / r of the first r left and right singular vectors, 0 to 1 (this project's own)"
+OVERLAP = (
+    "|U_r^T V_r|_F^2 / r of the first r left and right singular vectors, 0 to 1 (this project's own); r is the "
+    "numerical rank where that is less, empty where it is 0"
+)
 OUTPUT = {
     "copying": "sum of eigenvalues of W_V^T W_O^T over the sum of their absolute values, -1 to 1: whether a head "
     "writes what it reads, or its opposite (Elhage et al. 2021, here without the embeddings)",
@@ -152,7 +156,7 @@ class Bilinear(Analysis[BilinearState]):
 def _heads_table(atlas: Atlas) -> Table:
     frames = []
     for name, form in atlas.forms.items():
-        overlap = (atlas.cosines[name] ** 2).mean(axis=-1)
+        overlap = mean_of_rows(atlas.cosines[name] ** 2)
         frames.append(atlas.index.assign(form=name, **form.measures(), subspace_overlap=overlap))
     columns = PLACE | {"form": FORM} | MEASURES | {"subspace_overlap": OVERLAP}
     return Table("bilinear-heads", "Bilinear forms by head", pd.concat(frames, ignore_index=True), columns)
@@ -213,7 +217,8 @@ def _angles_table(atlas: Atlas) -> Table:
         "form": FORM,
         "component": "by rising angle, from 1",
         "cosine": "cosine of the principal angle, 0 to 1",
-        "angle": "principal angle between the left and the right singular subspace of rank r, 0 to 90 degrees",
+        "angle": "principal angle between the left and the right singular subspace of rank r, 0 to 90 degrees; empty "
+        "past the numerical rank",
     }
     title = f"Principal angles between searching and searched subspace, rank {atlas.rank} (this project's own)"
     return Table("bilinear-angles", title, pd.concat(frames, ignore_index=True), columns)
@@ -229,9 +234,10 @@ def _by_component(atlas: Atlas, form: str, values: Mapping[str, Floats]) -> pd.D
 def _tokens_table(atlas: Atlas, count: int, directions: int) -> Table:
     assert atlas.weights.vocabulary is not None
     vocabulary, rows = atlas.weights.vocabulary(), list(_ends(atlas, directions))
-    found = nearest_entries(vocabulary, np.array([row.pop("vector") for row in rows]), count)
+    vectors = np.array([row.pop("vector") for row in rows]).reshape(len(rows), atlas.factors["Q"].shape[1])
+    found = nearest_entries(vocabulary, vectors, count)
     entries = found.ids.shape[1]
-    frame = pd.DataFrame([row for row in rows for _ in range(entries)])
+    frame = pd.DataFrame([row for row in rows for _ in range(entries)], columns=[*PLACE, "side", "direction", "end"])
     frame["place"] = np.tile(np.arange(1, entries + 1), len(rows))
     frame["token"] = np.array([vocabulary.tokens[token] for token in found.ids.ravel()], dtype=object)
     frame["id"], frame["cosine"] = found.ids.ravel(), found.cosines.ravel()

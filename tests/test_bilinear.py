@@ -522,6 +522,37 @@ def test_a_plain_run_does_not_read_the_vocabulary(tiny_model: LoadedModel) -> No
     assert "bilinear-tokens" not in found
 
 
+def test_a_head_whose_form_is_zero_has_no_angles_and_one_that_lacks_rank_has_fewer(tiny_model: LoadedModel) -> None:
+    def lacking(weights: HeadWeights) -> HeadWeights:
+        query = weights.query.clone()
+        query[0, 0], query[0, 1, 3:] = 0.0, 0.0
+        return dataclasses.replace(weights, query=query)
+
+    found = changed_weights(tiny_model, lacking)
+    angles, heads = (
+        frame[(frame["form"] == "without-biases") & (frame["layer"] == 0)].set_index("head")
+        for frame in (found["bilinear-angles"], found["bilinear-heads"])
+    )
+    assert angles.loc[0, ["cosine", "angle"]].isna().all(axis=None)
+    assert np.isnan(heads.loc[0, "subspace_overlap"])
+    form = lacking(tiny_model.head_weights()).query[0, 1].T @ tiny_model.head_weights().key[0, 1]
+    left, _, right = np.linalg.svd(form.numpy())
+    expected = np.sort(subspace_angles(left[:, :3], right[:3].T))
+    np.testing.assert_allclose(np.radians(angles.loc[1, "angle"]), [*expected, *[np.nan] * 5], atol=1e-7)
+    assert heads.loc[1, "subspace_overlap"] == pytest.approx(np.mean(np.cos(expected) ** 2))
+
+
+def test_a_model_of_zeros_has_no_nearest_tokens(tiny_model: LoadedModel) -> None:
+    def zeros(weights: HeadWeights) -> HeadWeights:
+        return dataclasses.replace(weights, query=torch.zeros_like(weights.query))
+
+    analysis = Bilinear(tokens=2)
+    result = analysis.finalize(analysis.start(tiny_model.shape, zeros(tiny_model.head_weights())), None)
+    table = next(table for table in result.tables if table.name == "bilinear-tokens")
+    assert list(table.frame) == list(table.columns)
+    assert table.frame.empty
+
+
 # The command line
 
 

@@ -21,7 +21,7 @@ from scipy.spatial.distance import cosine, jensenshannon
 from scipy.stats import ortho_group
 
 from analyses.kit.change import attention_change
-from analyses.kit.change_tables import hidden_change
+from analyses.kit.change_tables import _most, hidden_change
 from analyses.kit.covariance import Covariance, linear_cka, principal_bases, shared_directions
 from analyses.kit.divergence import divergence_of_rows
 from analyses.kit.subspaces import orthonormal_bases
@@ -369,6 +369,15 @@ def test_a_model_against_itself_has_not_changed(fast: Run, tiny_folder: Path, co
     assert (hidden["principal_angle"] < 1e-5).all()
     figures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert figures == [f"compare-{name}.png" for name in ("attention", "hidden", "subspaces", "weights")]
+    notes = content(tmp_path / "out")["notes"]
+    assert {"M~ is the same in A and B.", "Attention is the same in A and B."} <= set(notes)
+
+
+def test_the_most_changed_head_is_named_only_where_one_changed() -> None:
+    assert _most("M~", np.array([[0.0, 0.5], [np.nan, 0.25]]), (0, 3), (1, 2), "x") == "M~ changed most in L0H2: 0.5 x."
+    assert _most("M~", np.full((1, 2), np.nan), (0,), (0, 1), "x") == (
+        "M~ is zero in A, so that there is no relative change."
+    )
 
 
 # The command

@@ -237,14 +237,18 @@ def _read(counts: Counts) -> str:
 def _notes(measured: Measured, seen: Seen | None) -> tuple[str, ...]:
     """Where the change is largest."""
     changes = measured.weights["homogeneous_change"].to_numpy().reshape(len(measured.held), -1)
-    notes = [_most("M~ changed most in", changes, measured.held, measured.heads, "(|B - A| / |A|)")]
+    notes = [_most("M~", changes, measured.held, measured.heads, "(|B - A| / |A|)")]
     if seen is not None:
         divergences = seen.attention.mean[..., 1]
-        notes.append(_most("Attention changed most in", divergences, measured.layers, measured.heads, "nats"))
+        notes.append(_most("Attention", divergences, measured.layers, measured.heads, "nats"))
         notes.append(_read(seen.counts))
     return tuple(notes)
 
 
 def _most(what: str, values: Floats, layers: Sequence[int], heads: Sequence[int], unit: str) -> str:
     at, of = divmod(int(np.nan_to_num(values, nan=-1.0).argmax()), values.shape[1])
-    return f"{what} L{layers[at]}H{heads[of]}: {values[at, of]:.3g} {unit}."
+    if np.isnan(values).all():
+        return f"{what} is zero in A, so that there is no relative change."
+    if not values[at, of]:
+        return f"{what} is the same in A and B."
+    return f"{what} changed most in L{layers[at]}H{heads[of]}: {values[at, of]:.3g} {unit}."

@@ -263,7 +263,11 @@ def expansion_rates(value: Floats, output: Floats, output_bias: Floats) -> dict[
 def principal_cosines(first: Floats, second: Floats) -> Floats:
     """Cosines of the principal angles of subspaces with orthonormal bases (head, width, rank), falling, 0 to 1.
 
+    Columns of zeros span nothing: NaN past the smaller dimension.
+
     >>> principal_cosines(np.eye(3)[None, :, :2], np.eye(3)[None, :, 1:]).round(12).tolist()
     [[1.0, 0.0]]
     """
-    return np.clip(np.linalg.svd(first.transpose(0, 2, 1) @ second, compute_uv=False), 0.0, 1.0)
+    cosines = np.clip(np.linalg.svd(first.transpose(0, 2, 1) @ second, compute_uv=False), 0.0, 1.0)
+    there = np.minimum(*(bases.any(axis=1).sum(axis=-1) for bases in (first, second)))
+    return np.where(np.arange(cosines.shape[-1]) < there[:, None], cosines, np.nan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -190,6 +190,11 @@ class HeadWeights:
         query = torch.cat([self.query, self.query_bias[..., None]], dim=-1)
         key = torch.cat([self.key, self.key_bias[..., None]], dim=-1)
         return query, key
+
+    def of_layer(self, index: int) -> HeadWeights:
+        """One of the checkpoint's layers alone, its axis kept."""
+        parts: dict[str, Any] = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **{name: part[index : index + 1] for name, part in parts.items()})
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -106,7 +105,7 @@ def weight_changes(
 def _of_layer(first: HeadWeights, second: HeadWeights, places: Sequence[Place]) -> tuple[pd.DataFrame, pd.DataFrame]:
     heads = [place.head for place in places]
     index = pd.DataFrame({"layer": [place.layer for place in places], "head": heads})
-    layers = [_layer(weights, places[0].weight_layer) for weights in (first, second)]
+    layers = [weights.of_layer(places[0].weight_layer) for weights in (first, second)]
     thin = [thin_factors(layer, [0] * len(heads), heads) for layer in layers]
     products = [_products(layer, own, heads) for layer, own in zip(layers, thin, strict=True)]
     values = {}
@@ -118,10 +117,6 @@ def _of_layer(first: HeadWeights, second: HeadWeights, places: Sequence[Place]) 
     subspaces = [_subspaces(index, letter, thin[0][letter], thin[1][letter]) for letter in LETTERS]
     together = pd.concat(subspaces).sort_values(["layer", "head"], kind="stable", ignore_index=True)
     return index.assign(**values), together
-
-
-def _layer(weights: HeadWeights, at: int) -> HeadWeights:
-    return replace(weights, **{name: part[at : at + 1] for name, part in vars(weights).items()})
 
 
 def _products(layer: HeadWeights, thin: Mapping[str, Floats], heads: Sequence[int]) -> dict[str, tuple[Floats, Floats]]:
