@@ -23,7 +23,16 @@ from .kit.redundancy_tables import (
 )
 from .kit.result import Result, Table
 from .kit.shared_attention import SharedAttention
-from .kit.sharing import LayerTensor, Shared, Sharing, layer_tensors, refuse_missing_tensorly, refuse_no_size, shared
+from .kit.sharing import (
+    LARGEST_SEED,
+    LayerTensor,
+    Shared,
+    Sharing,
+    layer_tensors,
+    refuse_missing_tensorly,
+    refuse_no_size,
+    shared,
+)
 
 Floats = NDArray[np.float64]
 
@@ -96,6 +105,8 @@ class Redundancy(Analysis[RedundancyState]):
         self._counted()
         if self._sizes() and self.solver == "tensorly":
             refuse_missing_tensorly()
+        if self.seed > LARGEST_SEED:
+            raise SettingsError(f"--seed {self.seed} is too large", f"Choose from 0 to {LARGEST_SEED}.")
         return None
 
     def start(self, shape: ModelShape, weights: HeadWeights | None) -> RedundancyState:

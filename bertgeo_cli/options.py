@@ -134,7 +134,9 @@ class InputOptions(CorpusOptions):
     """What is read: a text, a pair, a corpus, or the sample corpus."""
 
     text: str | None = option(
-        None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
+        None,
+        "The text to read; without a text or --corpus, the sample corpus (the weights alone where they suffice).",
+        panel="argument",
     )
     pair: str | None = option(None, "A second text, read together with the first.", panel="Input")
 

@@ -18,7 +18,7 @@ from .choice import analysis_of
 from .errors import BertgeoError, UsageError
 from .families import FAMILIES
 from .models import LoadedModel, load_chosen
-from .observation import Pass
+from .observation import Pass, start
 from .options import CorpusInput, ModelOptions, ReproduceOptions
 from .published import PUBLISHED, Published, read_published
 from .run import analyse_corpus, analyse_weights, use_threads
@@ -172,12 +172,21 @@ class Reproduction:
     def _measured(self, loaded: LoadedModel, entries: Sequence[Published]) -> dict[str, Measurement]:
         """The entries of one model: all that ask the same share an analysis, all of one length of text a pass."""
         runs = {_run_of(entry): _analysis(entry) for entry in entries}
+        self._refuse_other_sizes(loaded, entries[0].model, list(runs.values()))
         results = {run: analyse_weights([analysis], loaded)[0] for run, analysis in runs.items() if not analysis.needs}
         of_texts = {run: analysis for run, analysis in runs.items() if analysis.needs}
         for tokens in dict.fromkeys(run[2] for run in of_texts):
             shared = {run: analysis for run, analysis in of_texts.items() if run[2] == tokens}
             results |= dict(zip(shared, self._of_texts(loaded, list(shared.values()), tokens), strict=True))
         return {entry.name: Measurement.of(entry, results[_run_of(entry)]) for entry in entries}
+
+    def _refuse_other_sizes(self, loaded: LoadedModel, model: str, analyses: Sequence[Analysis[Any]]) -> None:
+        """Raise UsageError for a folder that lacks what is measured of the model it was named."""
+        try:
+            start(analyses, loaded)
+        except UsageError as error:
+            told = f"{loaded.name} cannot be measured as {model}: {error.message}"
+            raise UsageError(told, f"Give the folder of {model} itself by --model.") from None
 
     def _of_texts(self, loaded: LoadedModel, analyses: Sequence[Analysis[Any]], tokens: int) -> list[Result]:
         fitting = replace(loaded, max_tokens=min(tokens or loaded.max_tokens, loaded.max_tokens))

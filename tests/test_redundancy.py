@@ -447,7 +447,7 @@ def test_redundancy_from_the_command_line(fast: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (("--shared-size", "49"), ("4 heads of 12 channels have no shared size 49", "1 to 48")),
+        (("--shared-size", "49"), ("no shared size 49 in 4 x 12 channels", "1 to 48")),
         (("--shared-size", "0"), ("shared size 0 does not exist",)),
         (("--shared-size", "8,x"), ("'8,x' is no shared size",)),
         (("--shares", "0.5,1"), ("no component captures a share of 1 ", "above 0 and below 1")),
@@ -455,6 +455,8 @@ def test_redundancy_from_the_command_line(fast: Run, tmp_path: Path) -> None:
         (("--components", "0"), ("component 0 does not exist",)),
         (("--components", "99"), ("there are no 99 components", "1 to 48")),
         (("--heads", "4"), ("head 4 does not exist",)),
+        (("--heads", "3", "--shared-size", "13"), ("no shared size 13 in 1 x 12 channels", "1 to 12")),
+        (("--seed", str(2**32), "--shared-size", "8", "--initial", "random"), ("--seed 4294967296", "4294967295")),
     ],
 )
 def test_settings_that_cannot_be_satisfied_are_two_lines(fast: Run, options: tuple[str, ...], parts: Any) -> None:

@@ -224,6 +224,11 @@ def test_a_folder_that_was_named_must_hold_the_model(fast: Run, write: Write) ->
     assert_error(fast("reproduce", "--values", "values.toml", "--model", "tiny=./nope"), 2, "./nope")
 
 
+def test_a_folder_of_another_size_is_told_which_model_it_was_named(reproduce: Run, write: Write) -> None:
+    write(kernel_entry([0.0, 0.0]) | {"settings": {"layers": "11", "subspaces": "QQ"}})
+    assert_error(reproduce(), 2, "cannot be measured as tiny", "layer 11", "the folder of tiny itself")
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [

@@ -29,8 +29,8 @@ from .subspaces import thin_factors
 Floats = NDArray[np.float64]
 DAMPING = 1e-12
 """Added to the normal equations of unit columns: what the data leave open stays as it was."""
-
-
+LARGEST_SEED = 2**32 - 1
+"""Of numpy's RandomState, which draws the random start as tensorly does."""
 SMALLEST = float(np.finfo(np.float64).tiny)
 
 
@@ -154,7 +154,7 @@ def refuse_no_size(size: int, heads: int, channels: int) -> None:
     """Raise SettingsError for a shared size that heads of so many channels do not have."""
     full = heads * channels
     if not 1 <= size <= full:
-        told = f"{heads} heads of {channels} channels have no shared size {size}"
+        told = f"there is no shared size {size} in {heads} x {channels} channels (heads x channels of each)"
         raise SettingsError(told, f"Choose from 1 to {full}, which is exact.")
 
 
