@@ -282,7 +282,7 @@ class Tally:
     >>> tally = Tally((2,))
     >>> tally.add(np.array([[1.0, 0.0], [1.0, float("nan")], [-3.0, 0.0]]))
     >>> [values.round(3).tolist() for values in (tally.total, tally.share(1), *tally.most)]
-    [[3.0, 1.0], [0.667, 0.0], [1.0, 0.0], [0.667, 1.0]]
+    [[3.0, 2.0], [0.667, 0.0], [1.0, 0.0], [0.667, 1.0]]
     """
 
     shape: tuple[int, ...]
