@@ -14,8 +14,8 @@ from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, settin
 from .kit.bilinear_texts import SIDES, BilinearOnTexts
 from .kit.bilinear_weights import PLACE, Atlas
 from .kit.comparison import Place, places_of
-from .kit.forms import MEASURES, copying, ratio
-from .kit.maths import mean_of_rows
+from .kit.forms import MEASURES, copying
+from .kit.maths import mean_of_rows, ratio
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Heatmap, Lines, Panel, Result, Series, Table
 from .kit.spectra import frobenius_norm, singular_values_by_gram
@@ -115,10 +115,6 @@ class Bilinear(Analysis[BilinearState]):
     @property
     def needs(self) -> frozenset[str]:
         return frozenset()
-
-    @property
-    def needs_weights(self) -> bool:
-        return True
 
     def on_texts(self) -> Analysis[Any]:
         return BilinearOnTexts(self.layers, self.heads, self.rank, self.top)

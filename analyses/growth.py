@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, derived, setting
+from .kit.maths import ratio
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Heatmap, Result, Table
 from .kit.tables import moment_columns, sample_table
@@ -68,8 +69,7 @@ def extremes(eigenvalues: Floats) -> Floats:
     """
     largest, smallest = np.maximum(eigenvalues.max(axis=-1), 0.0), np.minimum(eigenvalues.min(axis=-1), 0.0)
     norm = np.sqrt(np.einsum("...i,...i->...", eigenvalues, eigenvalues))
-    shares = [np.where(norm > 0, value / np.where(norm > 0, norm, 1.0), np.nan) for value in (largest, smallest)]
-    return np.stack([largest, smallest, norm, *shares], axis=-1)
+    return np.stack([largest, smallest, norm, ratio(largest, norm), ratio(smallest, norm)], axis=-1)
 
 
 @dataclass

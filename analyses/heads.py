@@ -80,10 +80,6 @@ class HeadsAgainstHeads(Analysis[HeadsState]):
     def needs(self) -> frozenset[str]:
         return frozenset({"attention"} if canonical(self.metric) in OF_TEXT else ())
 
-    @property
-    def needs_weights(self) -> bool:
-        return not self.needs
-
     def listing(self) -> Table | None:
         if self.metric == "list":
             return metrics_table()

@@ -93,10 +93,6 @@ class Redundancy(Analysis[RedundancyState]):
     def needs(self) -> frozenset[str]:
         return frozenset()
 
-    @property
-    def needs_weights(self) -> bool:
-        return True
-
     def on_texts(self) -> Analysis[Any] | None:
         return SharedAttention(tuple(self._sharings()), self.layers, self.heads) if self._sizes() else None
 

@@ -62,10 +62,6 @@ class WeightNorms(Analysis[WeightNormsState]):
     def needs(self) -> frozenset[str]:
         return frozenset()
 
-    @property
-    def needs_weights(self) -> bool:
-        return True
-
     def on_texts(self) -> Analysis[Any]:
         return CollapseBound(self.through)
 
@@ -146,4 +142,5 @@ def _betas(state: WeightNormsState, betas: Floats) -> Figure:
     logs = np.log10(betas, out=np.full_like(betas, np.nan), where=betas > 0)
     rows, columns = tuple(map(str, state.layers)), tuple(map(str, range(betas.shape[1])))
     panel = Heatmap(logs, "", rows, columns, "layer", "head", "log10 beta", low=None, high=None)
-    return Figure("weight-norms-beta", "Beta of the bound on rank collapse, by layer and head", (panel,))
+    title = "Beta of the bound on rank collapse, by layer and head"
+    return Figure("weight-norms-beta", title, (panel,), note=f"beta: {BETA}.")

@@ -33,10 +33,6 @@ class ToyNorms(Analysis[ToyState]):
     def needs(self) -> frozenset[str]:
         return frozenset()
 
-    @property
-    def needs_weights(self) -> bool:
-        return True
-
     def on_texts(self) -> Analysis[Any]:
         return toy_norms_on_texts.ToyNormsOnTexts(self.layer)
 

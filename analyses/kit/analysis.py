@@ -160,8 +160,8 @@ class Analysis(ABC, Generic[S]):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether `start` is to be given the checkpoint's head weights."""
-        return False
+        """Whether `start` is to be given the checkpoint's head weights: as a rule, where nothing is recorded."""
+        return not self.needs
 
     def on_texts(self) -> Analysis[Any] | None:
         """The companion of an analysis of weights: what the same settings ask of texts, where the user gives some.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from .accumulators import Counts, Moments, TopTokens
 from .analysis import Analysis, Selection, State, derived
 from .bilinear_weights import PLACE
-from .forms import ThinForms, ratio
-from .maths import mean_of_rows
+from .forms import ThinForms
+from .maths import mean_of_rows, ratio
 from .record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .result import Figure, Heatmap, Result, Table
 from .subspaces import thin_factors
@@ -26,6 +26,11 @@ TERMS = {
     "bias_std": "standard deviation over a text's keys j of the query-independent term b_Q . W_K x_j / sqrt(channel)",
     "bilinear_std": "root mean square over queries i of the deviation over keys of x_i^T M x_j / sqrt(channel)",
     "bias_share": "bias_std^2 / (bias_std^2 + bilinear_std^2), 0 to 1; empty where neither varies",
+}
+DRAWN = {
+    "bias_std": "Query bias: std of b_Q . W_K x_j",
+    "bilinear_std": "Bilinear part: std of x_i^T M x_j",
+    "bias_share": "Query bias: share of the variance",
 }
 SHARES = {
     side: f"share of a token vector's squared length inside the {side} subspace, mean over tokens of the kind, 0 to 1"
@@ -215,7 +220,7 @@ def _headline(state: TextsState) -> Table:
 
 def _figures(state: TextsState) -> tuple[Figure, ...]:
     moved = [
-        _heatmap(state, state.terms.mean[..., at], name.replace("_", " "), "share" if "share" in name else "score")
+        _heatmap(state, state.terms.mean[..., at], DRAWN[name], "share" if "share" in name else "score")
         for at, name in enumerate(TERMS)
     ]
     names = {kind: f"[{kind.upper()}]" if kind in ("cls", "sep") else kind for kind in KINDS}

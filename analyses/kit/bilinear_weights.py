@@ -17,10 +17,10 @@ from .forms import (
     expansion_rates,
     principal_cosines,
     ranks_of,
-    ratio,
     signature,
     symmetry_of,
 )
+from .maths import ratio
 from .record import HeadWeights
 from .spectra import frobenius_norm, singular_values_by_gram
 from .subspaces import thin_factors

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .maths import ratio
 from .subspaces import FLOAT32_STEP
 
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ def linear_cka(first: Floats, between: Floats, second: Floats) -> Floats:
     """
     shared, own, other = (np.einsum("...ij,...ij->...", part, part) for part in (between, first, second))
     scale = np.sqrt(own) * np.sqrt(other)
-    return np.where(scale > 0, np.minimum(shared / np.where(scale > 0, scale, 1.0), 1.0), np.nan)
+    return np.minimum(ratio(shared, scale), 1.0)
 
 
 def principal_bases(products: Floats, rank: int) -> tuple[Floats, NDArray[np.bool_]]:

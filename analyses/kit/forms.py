@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from .maths import ratio
 from .spectra import FLOAT32_EPSILON, effective_rank, numerical_rank, stable_rank
 
 Floats = NDArray[np.float64]
@@ -151,16 +152,6 @@ def _largest_entry(left: Floats, right: Floats) -> float:
     rows = max(1, SLAB_BYTES // (8 * len(right)))
     blocks = (left[start : start + rows] @ right.T for start in range(0, len(left), rows))
     return max(float(max(block.max(), -block.min())) for block in blocks)
-
-
-def ratio(part: Floats, whole: Floats) -> Floats:
-    """part / whole, NaN where the whole is 0.
-
-    >>> ratio(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
-    [0.25, nan]
-    """
-    there = whole != 0
-    return np.where(there, part / np.where(there, whole, 1.0), np.nan)
 
 
 def ranks_of(singular: Floats, width: int) -> dict[str, Floats]:

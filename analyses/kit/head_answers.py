@@ -12,7 +12,7 @@ from .accumulators import Moments
 from .comparison import Comparison, Heads, Pairing, Place, comparison
 from .head_metrics import METRICS
 from .informativeness import informativeness_figures, informativeness_tables
-from .maths import cosines
+from .maths import cosines, ratio
 from .record import HeadWeights
 from .result import Figure, Table
 from .subspaces import (
@@ -56,7 +56,7 @@ def by_projection_kernel(
     for kind, values in kernels.items():
         p, q = (bases[letter][1].astype(np.float64) for letter in kind)
         mean, std = random_projection_kernel(p[:, None], q[None, :], bases[kind[0]][0].shape[1])
-        z = np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), np.nan)
+        z = ratio(values - mean, std)
         columns = {"earlier": pairing.before, "random_mean": mean, "random_std": std, "z": z}
         half = np.add.outer(p, q) / 2
         distances = np.sqrt(np.maximum(half - values, 0.0))

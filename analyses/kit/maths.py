@@ -16,6 +16,16 @@ K90_SLACK = 1e-6
 """Nine times 0.1 in floating point is below 0.9."""
 
 
+def ratio(part: Floats, whole: Floats) -> Floats:
+    """part / whole, NaN where the whole is 0.
+
+    >>> ratio(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
+    [0.25, nan]
+    """
+    there = whole != 0
+    return np.where(there, part / np.where(there, whole, 1.0), np.nan)
+
+
 def normalised_rows(weights: Floats) -> Floats:
     """Rows divided by their sum; rows that sum to 0 stay 0.
 
@@ -135,7 +145,7 @@ def paired_cosines(first: Floats, second: Floats) -> Floats:
     inner, own, other = (np.einsum("...i,...i->...", *pair) for pair in ((first, second), (first,) * 2, (second,) * 2))
     # The root of the product, not the product of roots: it is exact where both are the same number.
     scale = np.sqrt(own * other)
-    return np.where(scale > 0, np.clip(inner / np.where(scale > 0, scale, 1.0), -1.0, 1.0), np.nan)
+    return np.clip(ratio(inner, scale), -1.0, 1.0)
 
 
 def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
@@ -147,7 +157,7 @@ def mean_cosine(cone_index: Floats, count: Floats) -> Floats:
     [1.0]
     """
     pairs = count * (count - 1)
-    return np.where(pairs > 0, (cone_index**2 - count) / np.where(pairs > 0, pairs, 1.0), np.nan)
+    return ratio(cone_index**2 - count, pairs)
 
 
 def between_texts_cosine(total: Floats, n: Floats, squares: Floats, cones: Floats) -> tuple[Floats, Floats]:
@@ -211,5 +221,4 @@ def cosines(products: Floats) -> Floats:
     """
     squares = np.diagonal(products)
     scale = np.sqrt(np.multiply.outer(squares, squares))
-    there = scale > 0
-    return np.where(there, np.clip(products / np.where(there, scale, 1.0), -1.0, 1.0), np.nan)
+    return np.clip(ratio(products, scale), -1.0, 1.0)

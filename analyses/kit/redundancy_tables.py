@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from .accumulators import Moments
 from .captured import components_to_reach, crossings
+from .maths import ratio
 from .result import Table
 from .sharing import LayerTensor, Shared
 
@@ -115,7 +116,8 @@ def shared_table(layers: Sequence[int], tensors: Sequence[LayerTensor], found: S
     for layer, tensor, sizes in zip(layers, tensors, found, strict=True):
         for one in sizes:
             size = one.factors.size
-            error = float(relative(np.linalg.norm(tensor.errors(one.factors)), np.linalg.norm(tensor.norms)))
+            sides = (tensor.errors(one.factors), tensor.norms)
+            error = ratio(*(np.linalg.norm(side, axis=0, keepdims=True) for side in sides)).item()
             rows.append((layer, size, error, tensor.error_apart(size), one.iterations, one.converged))
     columns = {
         "layer": SHARED["layer"],
@@ -137,14 +139,8 @@ def shared_heads_table(
     rows = []
     for layer, tensor, sizes in zip(layers, tensors, found, strict=True):
         for one in sizes:
-            errors = relative(tensor.errors(one.factors), tensor.norms)
+            errors = ratio(tensor.errors(one.factors), tensor.norms)
             rows += [(layer, head, one.factors.size, value) for head, value in zip(heads, errors, strict=True)]
     columns = SHARED | {"error": "|M_h - A diag(b_h) C^T|_F / |M_h|_F with M_h = W_Q W_K^T, 0 or more; empty for zero"}
     frame = pd.DataFrame(rows, columns=list(columns))
     return Table("redundancy-shared-heads", "Shared keys and queries by head", frame, columns)
-
-
-def relative(part: ArrayLike, whole: ArrayLike) -> Floats:
-    """part / whole, NaN where the whole is zero."""
-    sizes = np.asarray(whole, dtype=np.float64)
-    return np.where(sizes > 0, np.asarray(part) / np.where(sizes > 0, sizes, 1.0), np.nan)

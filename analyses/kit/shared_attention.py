@@ -23,8 +23,9 @@ from scipy.special import softmax
 from .accumulators import Counts, Maxima, Moments
 from .analysis import ALL, Analysis, Selection, State, derived
 from .divergence import divergence_of_rows
+from .maths import ratio
 from .record import ForwardRecord, HeadWeights, ModelShape
-from .redundancy_tables import SHARED, relative
+from .redundancy_tables import SHARED
 from .result import Figure, Lines, Result, Series, Table
 from .sharing import Factors, Sharing, layer_tensors, shared
 from .tables import moment_columns
@@ -75,7 +76,7 @@ def differences(scores: Floats, other: Floats) -> tuple[Floats, Floats]:
     weights = softmax(other, axis=-1)
     moved = np.abs(attention - weights)
     centred = [np.linalg.norm(_centred(part), axis=(1, 2)) for part in (scores - other, scores)]
-    means = apart.mean(axis=(1, 2)), relative(*centred), moved.mean(axis=(1, 2)), divergence_of_rows(attention, weights)
+    means = apart.mean(axis=(1, 2)), ratio(*centred), moved.mean(axis=(1, 2)), divergence_of_rows(attention, weights)
     return np.stack(means, axis=-1), np.stack([apart.max(axis=(1, 2)), moved.max(axis=(1, 2))], axis=-1)
 
 

@@ -92,7 +92,7 @@ PANELS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "layernorms": (
         ("Scale", "1 / standard deviation", ("scale",)),
         ("Share along (1, ..., 1)", "share of |x|^2", ("ones_share",)),
-        ("Change of affine rank", "rank behind - ahead", ("affine_rank_change",)),
+        ("Change of affine rank", "rank after - before", ("affine_rank_change",)),
     ),
 }
 MIXED = {

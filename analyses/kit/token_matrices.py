@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .maths import ratio
 from .spectra import (
     composite_norm,
     effective_rank,
@@ -93,11 +94,7 @@ class TokenMatrices:
         # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
         part, middle = frobenius_norm(rest), frobenius_norm(mean.numpy())
         composite = composite_norm(rest, out=rest), composite_norm(self.states, out=rest)
-        return _ratio(*composite), _ratio(part, np.sqrt(part**2 + self.n * middle**2))
-
-
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
+        return ratio(*composite), ratio(part, np.sqrt(part**2 + self.n * middle**2))
 
 
 def residuals(states: Floats) -> Floats:

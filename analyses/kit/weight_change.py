@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .comparison import Place
 from .covariance import shared_directions
+from .maths import ratio
 from .record import HeadWeights
 from .subspaces import LETTERS, folded, orthonormal_bases, thin_factors
 
@@ -47,7 +48,7 @@ def relative_change(first: Floats, second: Floats) -> Floats:
     >>> relative_change(np.array([[[3.0, 4.0]]]), np.array([[[3.0, 1.0]]])).tolist()
     [0.6]
     """
-    return _over(np.linalg.norm(second - first, axis=(1, 2)), np.linalg.norm(first, axis=(1, 2)))
+    return ratio(np.linalg.norm(second - first, axis=(1, 2)), np.linalg.norm(first, axis=(1, 2)))
 
 
 def product_change(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> Floats:
@@ -63,7 +64,7 @@ def product_change(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) 
     (left, right), (new_left, new_right) = first, second
     outer = np.concatenate([new_right, new_right - right], axis=-1)
     difference = folded(np.concatenate([new_left - left, left], axis=-1), outer)
-    return _over(np.linalg.norm(difference, axis=(1, 2)), np.linalg.norm(folded(left, right), axis=(1, 2)))
+    return ratio(np.linalg.norm(difference, axis=(1, 2)), np.linalg.norm(folded(left, right), axis=(1, 2)))
 
 
 def product_cosine(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> Floats:
@@ -77,7 +78,7 @@ def product_cosine(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) 
     """
     # The root of the product, not the product of roots: it is exact where both are the same number.
     scale = np.sqrt(_inner(first, first) * _inner(second, second))
-    return np.clip(_over(_inner(first, second), scale), -1.0, 1.0)
+    return np.clip(ratio(_inner(first, second), scale), -1.0, 1.0)
 
 
 def _inner(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> Floats:
@@ -85,11 +86,6 @@ def _inner(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> Float
     turned = (np.ascontiguousarray(factor.swapaxes(-1, -2)) for factor in first)
     left, right = (one @ other for one, other in zip(turned, second, strict=True))
     return np.einsum("hij,hij->h", left, right)
-
-
-def _over(values: Floats, scale: Floats) -> Floats:
-    there = scale > 0
-    return np.where(there, values / np.where(there, scale, 1.0), np.nan)
 
 
 def weight_changes(
