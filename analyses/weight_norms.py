@@ -79,7 +79,7 @@ class WeightNorms(Analysis[WeightNormsState]):
         names = ["layer", "q_max", "k_max", "v_max", "o_max", "beta", "factor", "shrinks_below"]
         headline = Table(layers.name, layers.title, layers.frame[names], {name: layers.columns[name] for name in names})
         note = f"W of the bound: {'W_V W_O' if self.through == 'VO' else 'W_V'}. Biases left out."
-        return Result(headline, (layers, heads), (_sizes(layers.frame), _betas(state, betas)), (note,))
+        return Result(headline, (layers, heads), (_sizes(layers.frame), _betas(state, betas, note)), (note,))
 
 
 def _head_table(state: WeightNormsState, betas: Floats) -> Table:
@@ -137,10 +137,10 @@ def _sizes(layers: pd.DataFrame) -> Figure:
     return Figure("weight-norms", "Size of attention weights", panels, columns=3, note="All heads side by side.")
 
 
-def _betas(state: WeightNormsState, betas: Floats) -> Figure:
+def _betas(state: WeightNormsState, betas: Floats, note: str) -> Figure:
     """The bound's beta of every head."""
     logs = np.log10(betas, out=np.full_like(betas, np.nan), where=betas > 0)
     rows, columns = tuple(map(str, state.layers)), tuple(map(str, range(betas.shape[1])))
     panel = Heatmap(logs, "", rows, columns, "layer", "head", "log10 beta", low=None, high=None)
     title = "Beta of the bound on rank collapse, by layer and head"
-    return Figure("weight-norms-beta", title, (panel,), note=f"beta: {BETA}.")
+    return Figure("weight-norms-beta", title, (panel,), note=f"beta = |W_Q W_K^T|_1 |W|_{{1,inf}}. {note}")

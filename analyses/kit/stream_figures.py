@@ -130,7 +130,7 @@ def part_figure(name: str, moments: Moments, kept: Kept) -> Figure:
 def _by_row(moments: Moments, kept: Kept, name: str, title: str, unit: str, values: tuple[str, ...]) -> Lines:
     part = PARTS[name]
     curves = tuple(
-        _curve(moments, kept, (row, list(part.values).index(value)), label)
+        _curve(moments, kept, (row, list(part.values).index(value)), label.replace("mlp", "MLP"))
         for value in values
         for row, label in enumerate(part.names)
     )
