@@ -22,11 +22,11 @@ class Group(TyperGroup):
     """Commands are listed from docstrings and built only when chosen."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*registry.entries(), *BUILT_IN]
+        return registry.commands()
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """The command as listings show it: its help, and no options yet."""
-        entry = registry.entries().get(name)
+        entry = _entry(name)
         text = entry.help if entry else BUILT_IN.get(name)
         if text is None:
             return None
@@ -35,7 +35,7 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and _command(str(name), registry.entries().get(str(name))), rest
+        return name, command and _command(str(name), _entry(str(name))), rest
 
     def make_context(self, *args: Any, **keywords: Any) -> Any:
         with _broken_pipe(), _usage_errors():
@@ -111,15 +111,19 @@ def _errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _entry(name: str) -> registry.Entry | None:
+    return registry.entries().get(name) or registry.studies().get(name)
+
+
 def _command(name: str, entry: registry.Entry | None) -> Any:
-    """The whole command, with its options; only now is its analysis imported."""
+    """The whole command, with its options; only now is its analysis or study imported."""
     from . import options
 
-    analysis = entry.load() if entry else None
-    act = partial(_act, "analyse", name) if entry else partial(_act, name)
-    function = options.command_function(options.groups_of(name, analysis), act, name)
+    question = entry.load() if entry else None
+    act = partial(_act, "study" if name in registry.studies() else "analyse", name) if entry else partial(_act, name)
+    function = options.command_function(options.groups_of(name, question), act, name)
     command = _typer_command(name, function, entry.help if entry else BUILT_IN[name])
-    command.implied = getattr(analysis, "optional_values", {})
+    command.implied = getattr(question, "optional_values", {})
     return command
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from analyses.kit.change import Change
 from analyses.kit.result import Table
 
 from . import formats, report, screen
+from .asking import Asking
 from .choice import Analyses, asked_of_texts, chosen_analyses
 from .corpus import Encoder, is_empty, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
@@ -35,12 +38,16 @@ from .options import (
 )
 from .run import use_threads
 from .source import Source
+from .study import Study
 
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
     """Load the model and name it on stderr, with the way to another."""
-    loaded = load_chosen(chosen)
-    use_threads(chosen.threads)
+    return _opened(load_chosen(chosen), chosen.threads)
+
+
+def _opened(loaded: LoadedModel, threads: int | None) -> LoadedModel:
+    use_threads(threads)
     screen.say_model(loaded)
     return loaded
 
@@ -163,6 +170,60 @@ def _refuse_not_compared(what: CompareOptions, texts: InputOptions) -> None:
         raise UsageError("compare makes no tables by group", "Leave --group-column out.")
 
 
+def study(name: str, reads: Any, model: ModelOptions, chosen: Study, output: OutputOptions, run: RunOptions) -> None:
+    """Ask one study of a text, a corpus, or of nothing but its settings; write its report and print its headline."""
+    texts: InputOptions = reads.as_input
+    folder = output.output or Path("bertgeo-report") / name
+    asking = _asking(name, reads, texts, model, chosen, run, folder, output)
+    if run.dry_run:
+        screen.show_plan(asking.plan(), as_json=output.json)
+        return
+    with report.draft(folder, force=output.force) as draft, _settings_refused():
+        result = asking.answer(draft)
+        written = report.write_results({name: result}, draft, output.format, output.figures, nested=False)
+        written.files[:0] = asking.files
+        content = asking.describe(result, written, _formats(output))
+        report.write_run(content, draft)
+    screen.show({name: result}, asking.remarks, written, folder, content, as_json=output.json)
+    _refuse_incomplete(texts, asking.incomplete)
+
+
+def _asking(
+    name: str,
+    reads: Any,
+    texts: InputOptions,
+    model: ModelOptions,
+    chosen: Study,
+    run: RunOptions,
+    folder: Path,
+    output: OutputOptions,
+) -> Asking:
+    """The study with what it reads. Raises UsageError for what cannot be asked, before any work."""
+    how = Pass(run.batch_tokens, model.attention_backend)
+    with _settings_refused():
+        if chosen.without_model() is not None:
+            if reads.typed:
+                raise UsageError("a text was given, but these settings read none", "Leave one of them out.")
+            report.check_replaceable(folder, force=output.force)
+            return Asking(name, chosen, None, how)
+    _refuse_conflicts(texts)
+    formats.check(texts)
+    report.check_replaceable(folder, force=output.force)
+    loaded = _opened(chosen.load(model), model.threads)
+    with _settings_refused():
+        chosen.check(loaded)
+    return Asking(name, chosen, Source(texts, loaded), how, given=reads.given)
+
+
+@contextmanager
+def _settings_refused() -> Iterator[None]:
+    """A wrong setting is wrong usage."""
+    try:
+        yield
+    except SettingsError as error:
+        raise UsageError(str(error), error.hint) from None
+
+
 def reproduce(chosen: ReproduceOptions, output: OutputOptions, run: RunOptions) -> None:
     """Measure published values again; exit 4 when one differs."""
     from .reproduce import COMMAND, DiffersError, Reproduction
@@ -210,10 +271,8 @@ def _formats(output: OutputOptions) -> dict[str, str]:
 
 
 def _listing(analysis: Analysis[Any]) -> Table | None:
-    try:
+    with _settings_refused():
         return analysis.listing()
-    except SettingsError as error:
-        raise UsageError(str(error), error.hint) from None
 
 
 def _refuse_unread(analyses: Analyses, texts: InputOptions | CorpusInput, runs: CorpusRunOptions) -> None:

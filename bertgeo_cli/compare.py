@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -17,13 +17,14 @@ from analyses.kit.record import TokenizedText
 from analyses.kit.result import Result
 
 from . import estimate, provenance, report, screen
-from .corpus import Encoder, batches, cut
+from .corpus import Encoder
 from .errors import UsageError
+from .intake import Intake
 from .models import LoadedModel, load_chosen
-from .observation import Pass, Progress, one_thread, silent
+from .observation import Pass, one_thread
 from .options import SHARD_TEXTS, ComparedModels, CompareOptions, InputOptions
-from .recording import give_back_memory, record_batch
-from .run import nothing_read, use_threads
+from .recording import record_batch
+from .run import use_threads
 from .source import Source
 
 COMMAND = "compare"
@@ -74,6 +75,7 @@ class Comparison:
     files: list[str] = field(default_factory=list)
     read: dict[str, Any] = field(default_factory=lambda: {"kind": "weights"})
     incomplete: int = 0
+    _blas: ThreadpoolController = field(default_factory=ThreadpoolController)
 
     @cached_property
     def source(self) -> Source:
@@ -101,7 +103,8 @@ class Comparison:
         first, texts = estimate.first_and_all(() if self.what.weights_only else self.source.texts())
         counts = estimate.plan(texts, self.how, SHARD_TEXTS)
         state = self.start()
-        self._observe(state, [] if first is None else [first])
+        if first is not None:
+            self._observe(state, [first])
         result = self._finalize(state)
         size = estimate.LINE_BYTES * counts["texts"] + estimate.FIGURE_BYTES * len(result.figures) * figures
         size += sum(len(table.frame.to_csv(index=False)) for table in result.tables)
@@ -111,7 +114,15 @@ class Comparison:
         """The answer; a corpus also leaves lines.csv in the draft."""
         state = self.start()
         if not self.what.weights_only:
-            (self._corpus if self.source.is_corpus else self._text)(state, draft)
+            texts = Intake(self.source, self.how, draft)
+            for batch in texts.batches():
+                self._observe(state, batch)
+            self.files, self.remarks, self.read, self.incomplete = (
+                texts.files,
+                texts.remarks,
+                texts.read,
+                texts.incomplete,
+            )
             self._tell_tokenizers(state.counts.texts)
         return self._finalize(state)
 
@@ -134,51 +145,15 @@ class Comparison:
             weights = self.first.head_weights(), self.second.head_weights()
             return self.change.finalize(self.first.shape, *weights, state)
 
-    def _text(self, state: ChangeState, draft: Path) -> None:
-        text = self.source.single()
-        if len(text) > self.source.loaded.max_tokens:
-            self.incomplete = 1
-            self.remarks.append(
-                f"The text has {len(text)} tokens and was truncated to {self.source.loaded.max_tokens}."
-            )
-            text = self.source.encoder.truncate(text)
-        self.read = provenance.text_source(text)
-        self._observe(state, [text])
-
-    def _corpus(self, state: ChangeState, draft: Path) -> None:
-        identity, log = self.source.identity, report.LinesLog(draft, self.source.labels)
-        try:
-            with screen.progress(self.source.expected_lines()) as bar:
-                for shard in cut(self.source.lines(), SHARD_TEXTS):
-                    bar.begin(shard.index, len(shard.lines))
-                    for line in shard.lines:
-                        log.add(line)
-                    self._observe(state, shard.texts, bar.advance)
-                    bar.finish(shard.index)
-                    give_back_memory()
-        finally:
-            log.close()
-        self.source.refuse_changed()
-        if not state.counts.texts:
-            raise nothing_read()
-        self.files.append(report.LINES)
-        self.incomplete = log.incomplete
-        self.read = provenance.corpus_source(identity, self.source.layout, log)
-        self.remarks.append(screen.summary(self.read))
-        self.remarks += screen.unknown_warning(log.unknown, log.tokens - log.special, self.source.advice(log.unread))
-
-    def _observe(self, state: ChangeState, texts: Sequence[TokenizedText], progress: Progress = silent) -> None:
-        blas = ThreadpoolController()
-        for batch in batches(texts, self.how.batch_tokens):
-            self._refuse_other_ids(batch)
-            passes = [
-                record_batch(loaded, batch, needs=self.change.needs, backend=self.how.backend)
-                for loaded in (self.first, self.second)
-            ]
-            with one_thread(blas):
-                for first, second in zip(*passes, strict=True):
-                    self.change.update(state, first, second)
-            progress(len(batch))
+    def _observe(self, state: ChangeState, batch: list[TokenizedText]) -> None:
+        self._refuse_other_ids(batch)
+        passes = [
+            record_batch(loaded, batch, needs=self.change.needs, backend=self.how.backend)
+            for loaded in (self.first, self.second)
+        ]
+        with one_thread(self._blas):
+            for first, second in zip(*passes, strict=True):
+                self.change.update(state, first, second)
 
     def _refuse_other_ids(self, batch: list[TokenizedText]) -> None:
         if self.other_encoder is None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from . import registry
+from .samples import first_sample
 
 
 def option(default: Any, help: str, *names: str, panel: str = "", metavar: str | None = None, **extra: Any) -> Any:  # noqa: A002
@@ -39,7 +40,7 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error}") from None
     values = {key: value for key, value in content.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    strangers = sorted(set(tables) - {*registry.entries(), *registry.BUILT_IN})
+    strangers = sorted(set(tables) - set(registry.commands()))
     if strangers:
         raise typer.BadParameter(f"{path}: bertgeo has no command {', '.join(strangers)}")
     command = str(context.info_name)
@@ -144,6 +145,37 @@ class InputOptions(CorpusOptions):
     def given(self) -> bool:
         """Whether the user names a text or texts."""
         return self.text is not None or super().given
+
+    @property
+    def as_input(self) -> InputOptions:
+        """Itself: what reads texts understands it."""
+        return self
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """What a study of a single text reads."""
+
+    text: str | None = option(None, "The text to read; without it, the first sample sentence.", panel="argument")
+    pair: str | None = same(InputOptions, "pair")
+    long: Literal["truncate", "error"] = option(
+        "error", "A text longer than the model reads: cut it, or say so.", panel="Input"
+    )
+    special_tokens_in_text: bool = same(CorpusOptions, "special_tokens_in_text")
+    strict: bool = option(False, "Exit with 3 when the text was truncated.", panel="Input")
+    typed: frozenset[str] = frozenset()
+
+    @property
+    def given(self) -> bool:
+        """Whether the user names a text."""
+        return self.text is not None
+
+    @property
+    def as_input(self) -> InputOptions:
+        """The same, as whatever reads texts understands it."""
+        text = first_sample() if self.text is None else self.text
+        shared = {name: getattr(self, name) for name in ("pair", "long", "special_tokens_in_text", "strict", "typed")}
+        return InputOptions(text=text, **shared)
 
 
 @dataclass(frozen=True)
@@ -377,10 +409,12 @@ class DebugOption:
     debug: bool = option(False, "Show the traceback of an error.", panel="Run")
 
 
-def groups_of(name: str, analysis: type | None) -> list[type]:
-    """The dataclasses whose fields are a command's options, in the order of its help."""
-    if analysis is not None:
-        return [InputOptions, ModelOptions, analysis, OutputOptions, CorpusRunOptions, RunOptions]
+def groups_of(name: str, question: type | None) -> list[type]:
+    """The dataclasses whose fields are a command's options, in the order of its help; `question` where it is one."""
+    if name in registry.studies() and question is not None:
+        return [getattr(question, "reads"), ModelOptions, question, OutputOptions, RunOptions]  # noqa: B009
+    if question is not None:
+        return [InputOptions, ModelOptions, question, OutputOptions, CorpusRunOptions, RunOptions]
     if name == "run":
         return [CorpusInput, ChoiceOptions, ModelOptions, OutputOptions, CorpusRunOptions, RunOptions]
     if name == "compare":

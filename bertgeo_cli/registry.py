@@ -1,4 +1,4 @@
-"""Which analyses there are: the files of the folder and entry points, listed without importing any."""
+"""Which commands there are: the files of two folders and entry points, listed without importing any."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GROUP = "bertgeo.analyses"
+STUDY = "bertgeo_cli.study:Study"
 BUILT_IN = {
     "run": """Several analyses over a corpus in one pass of the model, in one report.
 
@@ -67,55 +68,72 @@ BUILT_IN = {
     Example: bertgeo record "The river bank." -o river.safetensors
     """,
 }
-"""Commands that are no analyses, with their help."""
+"""Commands that are neither analyses nor studies, with their help."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An analysis by its command's name and the module that holds it."""
+    """An analysis or a study by its command's name, the module that holds it and the module that defines its kind."""
 
     name: str
     module: str
+    kind: str = "analyses.kit.analysis:Analysis"
 
     @cached_property
     def help(self) -> str:
-        """The docstring of the analysis class, read from the source."""
+        """The docstring of its class, read from the source."""
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
             return ""
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        documented = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_analysis(node)]
+        documented = [node for node in tree.body if isinstance(node, ast.ClassDef) and self._is_kind(node)]
         return ast.get_docstring(documented[0]) or "" if documented else ""
 
     def load(self) -> type:
-        """Import the module and return its analysis class."""
-        from analyses.kit.analysis import Analysis
-
+        """Import the module and return its class."""
+        home, _, name = self.kind.partition(":")
+        kind: type = getattr(import_module(home), name)
         module = import_module(self.module)
         found = [
             value
             for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, Analysis) and value.__module__ == self.module
+            if isinstance(value, type) and issubclass(value, kind) and value.__module__ == self.module
         ]
         if len(found) != 1:
-            raise TypeError(f"{self.module} must define one Analysis, it defines {len(found)}")
+            raise TypeError(f"{self.module} must define one {name}, it defines {len(found)}")
         return found[0]
 
-
-def _is_analysis(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).split("[")[0].rpartition(".")[2] == "Analysis" for base in node.bases)
+    def _is_kind(self, node: ast.ClassDef) -> bool:
+        name = self.kind.rpartition(":")[2]
+        return any(ast.unparse(base).split("[")[0].rpartition(".")[2] == name for base in node.bases)
 
 
 @cache
 def entries() -> dict[str, Entry]:
     """Every analysis by name: the files of `analyses`, then installed entry points, which may not take a taken name."""
-    spec = find_spec("analyses")
-    folders = spec.submodule_search_locations or [] if spec else []
-    files = sorted(path for folder in folders for path in Path(folder).glob("[!_]*.py"))
-    found = {name: Entry(name, f"analyses.{path.stem}") for path in files for name in [path.stem.replace("_", "-")]}
+    found = {name: Entry(name, module) for name, module in _files_of("analyses").items()}
     for name, module in _installed():
         found.setdefault(name, Entry(name, module))
     return found
+
+
+@cache
+def studies() -> dict[str, Entry]:
+    """Every study by name: the files of `bertgeo_cli.studies`."""
+    return {name: Entry(name, module, STUDY) for name, module in _files_of("bertgeo_cli.studies").items()}
+
+
+def commands() -> list[str]:
+    """Every command, in the order of listings."""
+    return [*entries(), *studies(), *BUILT_IN]
+
+
+def _files_of(package: str) -> dict[str, str]:
+    """The modules of a package by the name of each one's command."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations or [] if spec else []
+    stems = sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
+    return {stem.replace("_", "-"): f"{package}.{stem}" for stem in stems}
 
 
 def _installed() -> list[tuple[str, str]]:

@@ -10,3 +10,9 @@ FOLDER = next(
     PACKAGE / "sample_data",
 )
 SAMPLE_CORPUS = FOLDER / "sentences.txt"
+
+
+def first_sample() -> str:
+    """The first sentence of the sample corpus."""
+    with SAMPLE_CORPUS.open(encoding="utf-8") as lines:
+        return next(lines).strip()

@@ -23,12 +23,11 @@ from analyses.kit.record import AXES, HeadWeights
 from bertgeo_cli import check, registry, report
 from bertgeo_cli.archive import load_record
 from bertgeo_cli.check import check_model
-from bertgeo_cli.cli import BUILT_IN
 from bertgeo_cli.families import head_weights
 from bertgeo_cli.models import LoadedModel
 
 SENTENCE = "The fisherman sat down by the river bank."
-COMMANDS = [*registry.entries(), *BUILT_IN]
+COMMANDS = registry.commands()
 REPORTS = list(registry.entries())
 """Commands that write a report."""
 READERS = [name for name, entry in registry.entries().items() if entry.load()().needs]

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bertgeo_cli import registry
-from bertgeo_cli.cli import BUILT_IN, app
+from bertgeo_cli.cli import app
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-COMMANDS = [*registry.entries(), *BUILT_IN]
+COMMANDS = registry.commands()
 
 
 def code_lines() -> list[str]:

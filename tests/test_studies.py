@@ -1,0 +1,86 @@
+"""Studies: what the machine does for all of them, by a toy one; and what must hold of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import Run, assert_error, content, files_of
+
+from bertgeo_cli import registry
+
+STUDIES = list(registry.studies())
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The toy study as the only one, and a corpus in the working folder."""
+    monkeypatch.setattr(
+        registry, "studies", lambda: {"toy-study": registry.Entry("toy-study", "toy_study", registry.STUDY)}
+    )
+    (tmp_path / "corpus.txt").write_text("the cat sat\n\nshe ran to the old river\n")
+
+
+def tokens(folder: Path) -> list[int]:
+    return pd.read_csv(folder / "toy-study.csv")["tokens"].tolist()
+
+
+def test_a_text_is_read(toy: None, run: Run, tmp_path: Path) -> None:
+    done = run("toy-study", "the cat sat", "-o", "report")
+    assert done.exit_code == 0, done.output
+    assert tokens(tmp_path / "report") == [5]
+    assert content(tmp_path / "report")["input"]["text"] == "the cat sat"
+
+
+def test_a_corpus_is_read_and_its_lines_are_kept(toy: None, run: Run, tmp_path: Path) -> None:
+    done = run("toy-study", "--corpus", "corpus.txt", "-o", "report")
+    assert done.exit_code == 0, done.output
+    assert tokens(tmp_path / "report") == [5, 8]
+    assert pd.read_csv(tmp_path / "report" / "lines.csv")["status"].tolist() == ["ok", "empty", "ok"]
+    assert content(tmp_path / "report")["input"]["status"] == {"empty": 1, "ok": 2}
+
+
+def test_settings_alone_need_no_model(toy: None, run: Run, tmp_path: Path) -> None:
+    done = run("toy-study", "--row", "5,20,5", "-o", "report", "--model", "nowhere")
+    assert done.exit_code == 0, done.output
+    assert tokens(tmp_path / "report") == [3]
+    assert "model" not in content(tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--row", "five"), "holds no numbers"),
+        (("--row", "5", "the cat"), "a text was given"),
+        (("--least", "99"), "layers are too few"),
+        (("the cat", "--corpus", "corpus.txt"), "both a text and --corpus"),
+        (("--corpus", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_two_lines(
+    toy: None, run: Run, arguments: tuple[str, ...], told: str
+) -> None:
+    assert_error(run("toy-study", *arguments), 2, told)
+
+
+def test_a_dry_run_counts_and_writes_nothing(toy: None, run: Run, tmp_path: Path) -> None:
+    done = run("toy-study", "--corpus", "corpus.txt", "--dry-run", "--json", "-o", "report")
+    assert json.loads(done.stdout)["texts"] == 2
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_deterministic_and_describes_what_it_writes(name: str, fast: Run, tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        done = fast(name, *EXAMPLES.get(name, ()), "-o", folder)
+        assert done.exit_code == 0, done.output
+    assert files_of(tmp_path / "first") == files_of(tmp_path / "second")
+    told = content(tmp_path / "first")
+    written = {Path(file).stem for file in told["files"] if file.endswith(".csv")} - {"lines"}
+    assert written == set(told["tables"])
+
+
+EXAMPLES: dict[str, tuple[str, ...]] = {}
+"""What a study is given on the tiny model, where it needs something."""
