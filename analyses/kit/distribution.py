@@ -29,9 +29,11 @@ def central_sums(values: Floats) -> Floats:
     mean = np.einsum("...i->...", values) / max(count, 1)
     rest = np.subtract(values, mean[..., None], out=values)
     squares = rest * rest
-    sums = [np.einsum("...i->...", squares)]
-    sums += [np.einsum("...i,...i->...", squares, other) for other in (rest, squares)]
-    return np.stack([np.full_like(mean, count), mean, *sums], axis=-1)
+    sums = np.empty((*mean.shape, 5))
+    sums[..., 0], sums[..., 1], sums[..., 2] = count, mean, np.einsum("...i->...", squares)
+    for power, other in ((3, rest), (4, squares)):
+        sums[..., power] = np.einsum("...i,...i->...", squares, other)
+    return sums
 
 
 def pooled(first: Floats, second: Floats) -> Floats:

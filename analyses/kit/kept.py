@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,14 @@ class Piece:
     def __len__(self) -> int:
         return self.texts.stop - self.texts.start
 
-    def vectors(self, name: str, index: int) -> Floats:
-        """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), in float64."""
+    def recorded(self, name: str, index: int) -> NDArray[Any]:
+        """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), as they were recorded."""
         found = self.record.of_layer(name, index)[self.texts]
-        chosen = found if len(self.kept) == found.shape[-2] else found[..., self.kept, :]
-        return chosen.astype(np.float64, order="C")
+        return found if len(self.kept) == found.shape[-2] else found[..., self.kept, :]
+
+    def vectors(self, name: str, index: int) -> Floats:
+        """The same in float64, and free to be overwritten."""
+        return self.recorded(name, index).astype(np.float64, order="C")
 
 
 def pieces(record: ForwardRecord, *, special: bool) -> Iterator[Piece]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .kept import Piece
-from .maths import lengths, mean_of_rows
+from .maths import lengths, mean_of_rows, ratio
 from .record import HeadWeights, ModelShape
 
 Floats = NDArray[np.float64]
@@ -49,20 +50,21 @@ def own_part(self_attention: Floats, values: Floats, output: Floats) -> Floats:
     >>> own_part(np.array([[[0.25, 0.0]]]), np.array([[[[4.0], [8.0]]]]), np.eye(1)).ravel().tolist()
     [1.0, 0.0]
     """
-    own = (self_attention[..., None] * values).swapaxes(1, 2)
-    joined: Floats = own.reshape(*own.shape[:2], len(output)) @ output
+    texts, heads, tokens, channels = values.shape
+    own = np.empty((texts, tokens, heads, channels))
+    np.multiply(self_attention[..., None], values, out=own.swapaxes(1, 2))
+    # torch's product takes half the time of NumPy's for short texts.
+    joined: Floats = (torch.from_numpy(own).flatten(2) @ torch.from_numpy(output)).numpy()
     return joined
 
 
-def ratio(others: Floats, own: Floats) -> Floats:
-    """|others| / (|others| + |own|) of vectors (..., width): 0 to 1; NaN where both are zero.
+def mixing_ratio(others: Floats, own: Floats) -> Floats:
+    """|others| / (|others| + |own|) from both lengths: 0 to 1; NaN where both are zero.
 
-    >>> ratio(np.array([3.0, 4.0]), np.array([0.0, 15.0])).item()
+    >>> mixing_ratio(np.array([5.0]), np.array([15.0])).item()
     0.25
     """
-    first, second = lengths(others), lengths(own)
-    there = first + second > 0
-    return np.where(there, first / np.where(there, first + second, 1.0), np.nan)
+    return ratio(others, others + own)
 
 
 def through_norm(vectors: Floats, gain: Floats) -> Floats:
@@ -70,15 +72,22 @@ def through_norm(vectors: Floats, gain: Floats) -> Floats:
 
     The scale is that of the whole sum, the same for all its terms. Shapes (..., width), (width,) to (..., width).
     """
-    return gain * (vectors - np.einsum("...i->...", vectors)[..., None] / vectors.shape[-1])
+    rest: Floats = vectors - np.einsum("...i->...", vectors)[..., None] / vectors.shape[-1]
+    rest *= gain
+    return rest
 
 
 def mixing(piece: Piece, layer: int, weights: Mapping[int, LayerWeights]) -> Floats:
     """The values of MIXING, means over tokens: (text, value)."""
     others, own, diagonal = parts_of_output(piece, layer, weights[layer])
-    with_residual = own + piece.vectors("hidden_states", layer)
-    normed = [through_norm(part, weights[layer].gain) for part in (others, with_residual)]
-    found = (1.0 - diagonal.mean(axis=1), ratio(others, own), ratio(others, with_residual), ratio(*normed))
+    of_others, of_own = lengths(others), lengths(own)
+    own += piece.vectors("hidden_states", layer)
+    pairs = (
+        (of_others, of_own),
+        (of_others, lengths(own)),
+        tuple(lengths(through_norm(part, weights[layer].gain)) for part in (others, own)),
+    )
+    found = (1.0 - diagonal.mean(axis=1), *(mixing_ratio(*pair) for pair in pairs))
     return mean_of_rows(np.stack(found, axis=1))
 
 
@@ -91,4 +100,7 @@ def parts_of_output(piece: Piece, layer: int, weights: LayerWeights) -> tuple[Fl
     attention = piece.record.of_layer("attention", layer)[piece.texts]
     diagonal = np.diagonal(attention, axis1=2, axis2=3)[..., piece.kept].astype(np.float64, order="C")
     own = own_part(diagonal, piece.vectors("v", layer), weights.output)
-    return piece.vectors("attention_projection", layer) - weights.bias - own, own, diagonal
+    others = piece.vectors("attention_projection", layer)
+    others -= weights.bias
+    others -= own
+    return others, own, diagonal

@@ -7,6 +7,7 @@ a sum here: what a text gets does not depend on those beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from .record import ForwardRecord
 
 Floats = NDArray[np.float64]
+F = TypeVar("F", bound=np.generic)
 
 CACHED = 2**17
 """Numbers to a piece: two arrays of that size (a mebibyte each) fit into a core's second-level cache."""
@@ -56,7 +58,7 @@ def _measured(measure: Callable[[Floats, slice], Floats], part: tuple[NDArray[np
     return measure(array[texts].astype(np.float64, order="C"), texts)
 
 
-def of_heads(values: Floats, heads: Sequence[int]) -> Floats:
+def of_heads(values: NDArray[F], heads: Sequence[int]) -> NDArray[F]:
     """Some heads, in rising order, of (text, head, ...); all of them without a copy.
 
     >>> of_heads(np.arange(3.0)[None], [0, 2]).tolist()

@@ -93,15 +93,18 @@ class Distributions:
 
     def add(self, piece: Piece, points: Points) -> None:
         """Add the vectors of a piece; sums are taken text by text, in order."""
-        moments, channels = [], []
+        entries, norms, channels = [], [], []
         for at, (point, index) in enumerate(points.stacks):
-            vectors = piece.vectors({**OF_HEADS, **WIDE}[point], index)
-            vectors = of_heads(vectors, points.heads) if point in OF_HEADS else vectors[:, None]
-            self.histograms.values[at] += bin_counts(vectors)
+            found = piece.recorded({**OF_HEADS, **WIDE}[point], index)
+            found = of_heads(found, points.heads) if point in OF_HEADS else found[:, None]
+            self.histograms.values[at] += bin_counts(found)
+            vectors = found.astype(np.float64, order="C")
             if point in WIDE:
                 channels.append(_channel_sums(vectors[:, 0]))
-            moments.append(_moments(vectors))
-        self.moments.add(np.concatenate(moments, axis=1))
+            norms.append(lengths(vectors))
+            entries.append(central_sums(vectors.reshape(*vectors.shape[:2], -1)))  # overwrites them
+        of_norms = central_sums(np.concatenate(norms, axis=1))
+        self.moments.add(np.stack([np.concatenate(entries, axis=1), of_norms], axis=2))
         for own in np.stack(channels, axis=1):
             self.channels.add(own)
 
@@ -109,13 +112,6 @@ class Distributions:
         """Both together."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("moments", "histograms", "channels"))
         return type(self)(*(first.merge(second) for first, second in pairs))
-
-
-def _moments(vectors: Floats) -> Floats:
-    """Central sums of entries and of norms: (text, head, token, width), which is overwritten, to (text, head, 2, 5)."""
-    norms = central_sums(lengths(vectors))
-    texts, heads, tokens, width = vectors.shape
-    return np.stack([central_sums(vectors.reshape(texts, heads, tokens * width)), norms], axis=2)
 
 
 def _channel_sums(vectors: Floats) -> Floats:
