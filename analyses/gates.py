@@ -180,12 +180,13 @@ class Gates(Analysis[GatesState]):
 
     def _figures(self, state: GatesState, labels: Table, shares: Table) -> tuple[Figure, ...]:
         places, texts = (state.layers, state.heads), state.counts.texts
+        unit = "word" if self.words else "token"
         figures = [
             map_figure(labels.frame, places, texts),
-            scores_figure(state.moments.mean, places, texts),
+            scores_figure(state.moments.mean, places, unit, texts),
             shares_figure(shares.frame, state.layers, texts),
         ]
-        examples, unit = state.examples.rows(), "word" if self.words else "token"
+        examples = state.examples.rows()
         return (*figures, example_figure(examples, unit, texts)) if examples else tuple(figures)
 
     def _notes(self, state: GatesState) -> tuple[str, ...]:

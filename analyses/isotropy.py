@@ -80,7 +80,7 @@ class Isotropy(Analysis[IsotropyState]):
     dimensions. Samples are drawn by hash: neither the texts' order nor any cut of the corpus matters.
 
     The covariances take depths x width^2 x 8 bytes (BERT-base 61 MB, MiniLM 8 MB), the samples at most depths x width
-    x 4 bytes x (2 x pairs + 8 x words) (BERT-base 160 MB, MiniLM 43 MB).
+    x 4 bytes x (2 x pairs + 8 x words) (BERT-base 160 MB, MiniLM 43 MB). --no-spectrum does without covariances.
 
     Example: bertgeo isotropy --special drop
     """
@@ -89,7 +89,9 @@ class Isotropy(Analysis[IsotropyState]):
         ALL, "Layers, from 0: all, or such as 0,3-5,-1. Layer l leads from depth l to depth l + 1."
     )
     special: Literal["keep", "drop"] = setting("keep", "Special tokens: keep them, or drop them.")
-    spectrum: bool = setting(True, "Keep covariances; without them there is no spectrum, and less memory is needed.")
+    spectrum: bool = setting(
+        True, "Keep covariances. Without them there is no spectrum and no rank, and little memory is needed."
+    )
     outliers: int = setting(3, "k: standard deviations beyond which a dimension is an outlier.", least=1)
     pairs: int = setting(1000, "Texts of which a token each is sampled for random pairs and TwoNN.", least=2)
     words: int = setting(500, "Words of the vocabulary that are sampled for self-similarity.", least=1)
@@ -244,6 +246,8 @@ def _shown(table: Table) -> list[str]:
 
 def _baseline(state: IsotropyState, seed: int) -> str:
     sampled = len(state.pairs.settled().keys)
+    if sampled < 2:
+        return "No random pairs: they take two texts, so there is no baseline."
     pairs = f"{sampled * (sampled - 1) // 2} pairs of {sampled} tokens"
     return f"Random pairs: all {pairs}, each of another text, drawn by hash with seed {seed}."
 

@@ -146,11 +146,13 @@ class Paths(Analysis[PathsState]):
 
     def _figure(self, state: PathsState, table: Table) -> Figure:
         lengths, shares = table.frame["length"].to_numpy(float), table.frame["share"].to_numpy(float)
-        counted = Lines((Series("", lengths, shares),), "length", "share of all paths", "Paths by length", low=0.0)
+        counted = Lines(
+            (Series("", lengths, shares),), "length (layers)", "share of all paths", "Paths by length", low=0.0
+        )
         y, spread = state.moments.mean[:, 0], state.moments.std[:, 0]
         band = (np.maximum(y - spread, 0.0), y + spread) if np.isfinite(spread).any() else (None, None)
         unit, what = "relative residual (composite norm)", "What attention along a path leaves beside rank one"
-        left = Lines((Series("", lengths, y, *band),), "length", unit, what, low=0.0)
+        left = Lines((Series("", lengths, y, *band),), axis, unit, what, low=0.0)
         texts = state.counts.texts
         note = f"Rank one: {'first singular triple' if self.rank_one == 'svd' else 'mean row'}. Later layers multiply "
         note += f"from the {'right' if self.order == 'code' else 'left'}. {self.path_samples} sampled paths a length."

@@ -150,7 +150,7 @@ class RankCollapse(Analysis[RankCollapseState]):
             tables.append(self.per_text(state))
         if self.spectra:
             tables.append(_spectra_table(state))
-            figures += [_spectra_figure(state, ablation) for ablation in state.ablations]
+            figures += [_spectra_figure(state, ablation, self.special) for ablation in state.ablations]
         note = f"Special tokens {'kept' if self.special == 'keep' else 'dropped'}."
         return Result(_headline(table, names), tuple(tables), tuple(figures), (note,))
 
@@ -283,12 +283,12 @@ def _curve(state: RankCollapseState, ablation: int, at: int, label: str) -> Seri
     return Series(label, np.array(state.depths, dtype=float), y, *band)
 
 
-def _spectra_figure(state: RankCollapseState, ablation: str) -> Figure:
+def _spectra_figure(state: RankCollapseState, ablation: str, special: str) -> Figure:
     names, means = list(SPECTRA), state.spectra.mean[state.ablations.index(ablation)]
     panels = tuple(
         Heatmap(
             means[:, :, MATRICES.index(matrix), names.index(name)],
-            f"{name.replace('_', ' ')} of {'attention' if matrix == 'attention' else 'Q K^T'}",
+            f"{name.replace('_', ' ').capitalize()} of {'attention' if matrix == 'attention' else 'Q K^T'}",
             tuple(map(str, state.layers)),
             tuple(map(str, state.heads)),
             "layer",
@@ -299,8 +299,9 @@ def _spectra_figure(state: RankCollapseState, ablation: str) -> Figure:
         for matrix in MATRICES
         for name in RANKS
     )
-    note = f"Mean over {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
+    note = f"Special tokens {'kept' if special == 'keep' else 'dropped'}. "
+    note += f"Mean over {state.counts.texts} text{'s' * (state.counts.texts != 1)}."
     name, title = "rank-collapse-spectra", "Ranks by layer and head"
     if state.ablations != PLAIN:
-        name, title = f"{name}-{ablation}", f"{title}: {CURVES[ablation]}"
+        name, title = f"{name}-{ablation}", f"{title} ({CURVES[ablation]})"
     return Figure(name, title, panels, columns=3, note=note)

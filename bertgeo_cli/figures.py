@@ -238,7 +238,8 @@ def _scale(declared: Declared | None, values: Sequence[Floats]) -> ValueKey | No
         low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
     low, high = _apart(low, high)
     outside = {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}
-    return ValueKey(unit, low, high, colours, outside[least < low, most > high])
+    rounding = 1e-9 * (high - low)
+    return ValueKey(unit, low, high, colours, outside[least < low - rounding, most > high + rounding])
 
 
 def _range(values: Floats) -> tuple[float, float]:

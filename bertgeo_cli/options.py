@@ -507,7 +507,8 @@ def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:
             typer.Argument(help=about["help"], metavar=about.get("metavar") or field.name.upper(), show_default=False),
         ]
     flag = "--" + field.name.replace("_", "-")
-    names = about.get("names") or ((flag, f"--no-{flag[2:]}")[:1] if hint is bool else (flag,))
+    # What is on unless told otherwise needs a name for off.
+    names = about.get("names") or ((f"{flag}/--no-{flag[2:]}" if field.default is True else flag),)
     info = typer.Option(
         *names,
         help=about["help"],

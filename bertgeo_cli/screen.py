@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 from rich.console import Console
@@ -28,6 +30,8 @@ PLAIN_PROGRESS_SECONDS = 30
 FILE_WIDTH = 160
 UNKNOWN_LIMIT = 0.2
 NEARLY_ALL = 0.9
+FRAME = 3
+"""What a table's lines and blanks take beside each cell."""
 
 
 def say(text: str) -> None:
@@ -57,15 +61,64 @@ def print_table(table: Table) -> None:
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Any) -> None:
-    """A titled table of cells; numbers stand right with four digits."""
-    drawn = RichTable(title=Text(title), title_justify="left")
-    rows = [list(row) for row in rows]
-    for at, column in enumerate(columns):
-        numeric = all(isinstance(row[at], (int, float)) and not isinstance(row[at], bool) for row in rows)
-        drawn.add_column(Text(column.replace("_", " ")), justify="right" if numeric else "left")
-    for row in rows:
-        drawn.add_row(*(Text(cell(value)) for value in row))
-    console().print(drawn)
+    """A titled table of cells; numbers stand right with four digits. None is ever cut: wide tables are continued."""
+    values = [list(row) for row in rows]
+    drawn = [_Column.of(name, [row[at] for row in values]) for at, name in enumerate(columns)]
+    out = console()
+    for number, some in enumerate(_beside(drawn, out.width)):
+        table = RichTable(title=Text("continued" if number else title), title_justify="left")
+        tight = sum(max(map(len, (column.name, *column.cells))) + FRAME for column in some) >= out.width
+        for column in some:
+            width = column.least if tight and column.numeric else None
+            table.add_column(Text(column.name), justify="right" if column.numeric else "left", width=width)
+        for cells in zip(*(column.cells for column in some), strict=True):
+            table.add_row(*map(Text, cells))
+        out.print(table)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """What a column shows, and the least width at which nothing is cut and its name takes two lines at most."""
+
+    name: str
+    cells: tuple[str, ...]
+    numeric: bool
+    least: int
+    key: bool
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any]) -> Self:
+        numbers = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in values]
+        key = not any(isinstance(value, float) for value in values)
+        shown, cells = name.replace("_", " "), tuple(map(cell, values))
+        words = [word for text in cells for word in text.split()]
+        least = max([_in_two_lines(shown), *map(len, cells if all(numbers) else words)])
+        return cls(shown, cells, all(numbers), least, key)
+
+
+def _in_two_lines(name: str) -> int:
+    """The width at which a name takes two lines.
+
+    >>> _in_two_lines("intra similarity adjusted")
+    16
+    """
+    words = name.split()
+    cuts = ((" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words) + 1))
+    return min((max(map(len, cut)) for cut in cuts), default=0)
+
+
+def _beside(columns: Sequence[_Column], width: int) -> Iterator[list[_Column]]:
+    """Columns that fit beside each other, each time behind the leading ones that hold no measured value."""
+    keys = list(takewhile(lambda column: column.key, columns))
+    rest = list(columns[len(keys) :])
+    if not rest:
+        yield keys
+    while rest:
+        room = width - 1 - sum(column.least + FRAME for column in keys)
+        used = accumulate(column.least + FRAME for column in rest)
+        fit = max(sum(so_far <= room for so_far in used), 1)
+        yield keys + rest[:fit]
+        rest = rest[fit:]
 
 
 def cell(value: Any) -> str:

@@ -36,7 +36,7 @@ from analyses.kit.result import (
     Series,
 )
 from bertgeo_cli import style
-from bertgeo_cli.figures import draw, save
+from bertgeo_cli.figures import ValueKey, _scales, draw, save
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs ##ning away from an in ##com ##pre ##hens ##ible bear"
 WORDS = TEXT.split()
@@ -336,6 +336,13 @@ def test_open_limits_are_taken_over_all_panels_alike() -> None:
     )
     drawn = draw(page(*panels, columns=2))
     assert [axes.images[0].get_clim() for axes in drawn.axes if axes.images] == [(1.0, 5.0), (1.0, 5.0)]
+
+
+@pytest.mark.parametrize(("most", "extend"), [(1.0 + 4e-16, "neither"), (1.01, "max")])
+def test_a_bar_points_beyond_its_limits_only_for_more_than_rounding(most: float, extend: str) -> None:
+    scale = _scales([Heatmap(np.array([[0.5, most]]), low=0.0, high=1.0)])[0]
+    assert isinstance(scale, ValueKey)
+    assert scale.extend == extend
 
 
 def test_a_diverging_scale_is_centred_on_zero() -> None:

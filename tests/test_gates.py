@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from analyses.gates import Gates
 from analyses.kit.accumulators import Tally
+from analyses.kit.gate_figures import scores_figure
 from analyses.kit.gate_labels import GATES, PATTERNS, Rules
 from analyses.kit.gate_scores import SCORES, GateMaps
 from analyses.kit.modularity import best_runs
@@ -446,6 +447,15 @@ def test_figures_are_drawn_and_say_whose_the_definitions_are(fast: Run, tmp_path
     assert drawn == {"gates-map.svg", "gates-scores.svg", "gates-shares.svg", "gates-examples.svg"}
     assert "project's own" in done.output
     assert "own" in json.dumps(content(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_panels_of_scores_say_what_is_drawn_and_not_how_a_column_is_called(unit: str) -> None:
+    figure = scores_figure(np.zeros((2, 3, len(SCORES))), ((0, 1), (0, 1, 2)), unit, 1)
+    titles = [panel.title for panel in figure.panels]
+    assert len(set(titles)) == len(titles) == len(SCORES) - 1
+    assert not {title.lower() for title in titles} & {name.replace("_", " ") for name in SCORES}
+    assert sum(unit in title for title in titles) == 4
 
 
 def test_a_long_text_is_not_drawn_as_an_example_and_the_note_says_so(fast: Run, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
+from command import Run, files_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
@@ -302,6 +304,20 @@ def test_without_spectrum_there_are_still_cosines_and_outliers(texts: list[Text]
     gone = {"first_component", "isoscore", "participation_ratio", "effective_rank"}
     assert set(whole["isotropy"]) - set(bare["isotropy"]) == gone
     assert bare["isotropy"].equals(whole["isotropy"].drop(columns=list(gone)))
+
+
+def test_the_command_can_do_without_the_spectrum(fast: Run, tmp_path: Path) -> None:
+    assert fast("isotropy", "the cat sat on the mat", "--no-spectrum", "-o", "bare").exit_code == 0
+    assert fast("isotropy", "the cat sat on the mat", "-o", "whole").exit_code == 0
+    bare, whole = (set(files_of(tmp_path / name)) for name in ("bare", "whole"))
+    assert whole - bare == {"isotropy-spectrum.csv"}
+    assert "--no-spectrum" in fast("isotropy", "-h").output
+
+
+def test_one_text_has_no_baseline_and_the_note_says_why(fast: Run) -> None:
+    done = fast("isotropy", "the cat sat on the mat", "-o", "out")
+    assert "no baseline" in done.stderr
+    assert "0 pairs" not in done.output
 
 
 # MiniLM

@@ -97,6 +97,16 @@ def test_the_bound_on_a_text_starts_from_its_residual(tiny_model: LoadedModel) -
     assert frame["log10_bound"].tolist() == pytest.approx(powers)
 
 
+def test_a_residual_that_rounding_alone_may_leave_has_no_logarithm(minilm: LoadedModel) -> None:
+    text = Encoder(minilm.tokenizer, minilm.max_tokens).encode("The fisherman sat down by the river bank.")
+    frame = analyse_text([CollapseBound()], minilm, text, Pass())[0].tables[0].frame
+    states = record(minilm, [text], needs=frozenset({"both/hidden_states"})).of_text("both/hidden_states", 0)
+    least = [len(text) * 2**-23 * composite(x) for x in states]
+    # In float64 the residual goes on falling, to 1e-10 and below; in float32 it stays at 1e-5.
+    assert frame["log10_residual"].isna().tolist() == [False] * 5 + [True] * 2
+    assert (frame["log10_residual"].isna() == (frame["residual"] <= least)).all()
+
+
 def test_shared_layers_stand_once_and_zero_weights_have_no_limit() -> None:
     zeros = [torch.zeros(1, 2, 4, 8, dtype=torch.float64)] * 3
     biases = [torch.zeros(1, 2, 4, dtype=torch.float64)] * 3

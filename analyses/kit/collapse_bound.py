@@ -12,7 +12,7 @@ from .accumulators import Counts, Moments
 from .analysis import Analysis, State
 from .record import ForwardRecord, HeadWeights, ModelShape, under
 from .result import Figure, Lines, Result, Series, Table
-from .spectra import composite_norm
+from .spectra import FLOAT32_EPSILON, composite_norm
 from .tables import moment_columns
 from .weight_norms import HeadMatrices, contraction, log_bound
 
@@ -21,7 +21,7 @@ STATES = under("both", "hidden_states")
 VALUES = {
     "residual": "|X - 1 mean| in the norm sqrt(|.|_1 |.|_inf), of passes without attention residual and MLP (SAN), "
     "whose LayerNorm stays; 0 or more",
-    "log10_residual": "log10 of it; empty where it is 0",
+    "log10_residual": "log10 of it; empty where it is at most n 2^-23 |X|, which rounding to float32 alone may leave",
     "log10_bound": "log10 of c^((3^l - 1) / 2) r^(3^l) at depth l, r the residual at depth 0 and c the largest factor "
     "of a layer; a bound for layers without LayerNorm (Dong et al. 2021, without gamma, cited at second hand); empty "
     "where r is 0",
@@ -63,8 +63,9 @@ class CollapseBound(Analysis[CollapseBoundState]):
         for index, text in enumerate(record.texts):
             states = record.of_text(STATES, index)
             found = composite_norm(states - states.mean(axis=1, keepdims=True))
+            rounding = len(text) * FLOAT32_EPSILON * composite_norm(states)
             bound = np.array([log_bound(state.factor, found[0], depth) for depth in range(len(found))])
-            state.moments.add(np.stack([found, _log10(found), bound], axis=-1)[None])
+            state.moments.add(np.stack([found, _log10(found, rounding), bound], axis=-1)[None])
             state.counts.add([len(text)])
 
     def finalize(self, state: CollapseBoundState, record: ForwardRecord | None) -> Result:
@@ -77,8 +78,9 @@ class CollapseBound(Analysis[CollapseBoundState]):
         return Result(table, (table,), (_figure(state),), (f"The bound {told}.",))
 
 
-def _log10(values: Floats) -> Floats:
-    return np.where(values > 0, np.log10(np.where(values > 0, values, 1.0)), np.nan)
+def _log10(values: Floats, rounding: Floats) -> Floats:
+    real = values > rounding
+    return np.where(real, np.log10(np.where(real, values, 1.0)), np.nan)
 
 
 def _grows(state: CollapseBoundState) -> bool:
@@ -96,5 +98,6 @@ def _figure(state: CollapseBoundState) -> Figure:
         )
     )
     texts = state.counts.texts
-    note = f"Mean over {texts} text{'s' * (texts != 1)}. The bound knows no LayerNorm; the passes keep it."
+    note = f"Mean over {texts} text{'s' * (texts != 1)}, without residuals that rounding to float32 alone may leave. "
+    note += "The bound knows no LayerNorm; the passes keep it."
     return Figure("weight-norms-bound", "Rank collapse and its bound", panels, columns=2, note=note)

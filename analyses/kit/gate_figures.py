@@ -17,11 +17,25 @@ Floats = NDArray[np.float64]
 Places = tuple[Sequence[int], Sequence[int]]
 OWN = "Scores, rules and thresholds are this project's own, not the paper's."
 PATTERN_COLOURS = (0, 1, 5, 6, 8)
-WEIGHTS = ("sink", "self", "diagonal", "column", "columns")
-EXCESSES = ("backward", "forward", "vertical", "adjacent", "block")
-UNITS = dict.fromkeys(WEIGHTS, "weight") | dict.fromkeys(EXCESSES, "excess over uniform")
-"""What the colours of a score mean; the others have a scale of their own."""
-SHARES = ("column_spread", "entropy_share", "k90_share", "confident")
+PANELS: Mapping[str, tuple[str, str, float | None, float | None]] = {
+    "sink": ("Weight on special tokens", "weight", 0.0, 1.0),
+    "self": ("Weight on the {unit} itself", "weight", 0.0, 1.0),
+    "diagonal": ("Strongest diagonal", "weight", 0.0, 1.0),
+    "backward": ("Window before the {unit}", "excess over uniform", -1.0, 1.0),
+    "forward": ("Window behind the {unit}", "excess over uniform", -1.0, 1.0),
+    "column": ("Heaviest column", "weight", 0.0, 1.0),
+    "columns": ("Heaviest columns", "weight", 0.0, 1.0),
+    "column_spread": ("Column less row entropy", "share of ln m", 0.0, 1.0),
+    "cluster": ("Best cut into runs", "modularity", None, None),
+    "runs": ("Runs of that cut", "runs", None, None),
+    "entropy_share": ("Row entropy", "share of ln m", 0.0, 1.0),
+    "k90_share": ("Keys that hold 0.9 of a row", "share of a uniform row's", 0.0, 1.0),
+    "confident": ("Confident rows", "share of rows", 0.0, 1.0),
+    "vertical": ("Special tokens", "excess over uniform", -1.0, 1.0),
+    "adjacent": ("Neighbouring {unit}s", "excess over uniform", -1.0, 1.0),
+    "block": ("Own text of a pair", "excess over uniform", -1.0, 1.0),
+}
+"""Of each score the title, what its colours mean, and the ends of their scale."""
 
 
 def map_figure(labels: pd.DataFrame, places: Places, texts: int) -> Figure:
@@ -40,12 +54,13 @@ def map_figure(labels: pd.DataFrame, places: Places, texts: int) -> Figure:
     return Figure("gates-map", "Gates by layer and head", tuple(panels), columns=len(panels), note=note)
 
 
-def scores_figure(mean: Floats, places: Places, texts: int) -> Figure:
+def scores_figure(mean: Floats, places: Places, unit: str, texts: int) -> Figure:
     """Layers x heads for every score that any text has."""
-    shown = [(at, name) for at, name in enumerate(SCORES) if name != "n" and np.isfinite(mean[..., at]).any()]
-    panels = tuple(_score(mean[..., at], name, places) for at, name in shown)
-    over = f" Mean over {texts} texts." if texts > 1 else ""
-    return Figure("gates-scores", "Scores of gates by layer and head", panels, columns=4, note=OWN + over)
+    shown = [(at, name) for at, name in enumerate(SCORES) if name in PANELS and np.isfinite(mean[..., at]).any()]
+    panels = tuple(_score(mean[..., at], name, places, unit) for at, name in shown)
+    note = f"{OWN} m: {unit}s that are not special."
+    note += f" Mean over {texts} texts." if texts > 1 else ""
+    return Figure("gates-scores", "Scores of gates by layer and head", panels, columns=4, note=note)
 
 
 def shares_figure(shares: pd.DataFrame, layers: Sequence[int], texts: int) -> Figure:
@@ -68,7 +83,7 @@ def example_figure(examples: Mapping[int, Example], unit: str, texts: int) -> Fi
 
 
 def _example(name: str, example: Example, unit: str, texts: int) -> Heatmap:
-    title = f"{name.split()[0]}: L{example.layer}H{example.head}"
+    title = f"{name.capitalize()}: L{example.layer}H{example.head}"
     title += f", line {example.line}" if texts > 1 else ""
     names = example.labels
     return Heatmap(example.attention, title, names, names, f"query {unit}", f"key {unit}", "attention weight")
@@ -94,13 +109,9 @@ def _offset(value: float) -> str:
     return f"{value:+.0f}".replace("-", "\N{MINUS SIGN}") if value else "0"
 
 
-def _score(values: Floats, name: str, places: Places) -> Heatmap:
-    unit = UNITS.get(name) or ("share" if name in SHARES else name.replace("_", " "))
-    excess = unit.startswith("excess")
-    low, high = (-1.0, 1.0) if excess else (0.0, 1.0)
-    if name in ("cluster", "runs"):
-        return _heat(values, name, "modularity" if name == "cluster" else name, places, None, None)
-    return _heat(values, name.replace("_", " "), unit, places, low, high, diverging=excess)
+def _score(values: Floats, name: str, places: Places, unit: str) -> Heatmap:
+    title, colours, low, high = PANELS[name]
+    return _heat(values, title.format(unit=unit), colours, places, low, high, diverging=low == -1.0)
 
 
 def _heat(

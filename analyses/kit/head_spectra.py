@@ -17,8 +17,8 @@ Floats = NDArray[np.float64]
 
 SPECTRA = {
     "n": "rows of each matrix: tokens measured",
-    "attention_entropy": "von Neumann entropy of the attention, nats, 0 to ln n",
-    "scores_entropy": "von Neumann entropy of Q K^T with its biases, nats, 0 to ln n",
+    "attention_entropy": "von Neumann entropy of the attention among the tokens measured, nats, 0 to ln n",
+    "scores_entropy": "von Neumann entropy of their Q K^T with its biases, nats, 0 to ln n",
     "symmetric_entropy": "von Neumann entropy of (S + S^T) / 2 with S = Q K^T, nats, 0 to ln n",
     "attention_entropy_share": "attention_entropy / ln n, 0 to 1; empty for one token",
     "scores_entropy_share": "scores_entropy / ln n, 0 to 1; empty for one token",
@@ -27,7 +27,7 @@ SPECTRA = {
     "output_effective_rank": "exp of the entropy of sigma / sum sigma of A V, 1 to n; empty for a zero matrix",
     "output_stable_rank": "|A V|_F^2 / |A V|_2^2, 1 to n; empty for a zero matrix",
     "output_numerical_rank": "singular values of A V above n 2^-23 sigma_1, 0 to min(n, dk)",
-    "k90": "fewest attention weights of a row that hold 0.9 of it, mean over rows, 1 to n",
+    "k90": "fewest attention weights of a row, over all keys, that hold 0.9 of it; mean over rows, 1 to the keys",
     "k90_share": "k90 / number of keys, 0 to 1",
 }
 """Values of a head in a text. Entropies are -sum p ln p with p = sigma^2 / sum sigma^2."""

@@ -65,7 +65,7 @@ def histogram_figure(seen: Distributions, kept: Kept) -> Figure:
             tuple(_density(seen, kept, layer, point) for layer in shown),
             "entry",
             "log10 density",
-            point.replace("_", " "),
+            _title(point),
             whole=False,
         )
         for point in POINTS
@@ -73,6 +73,12 @@ def histogram_figure(seen: Distributions, kept: Kept) -> Figure:
     note = f"Entries of {_texts(kept)}, heads together; a normal density is a parabola here."
     note += " Not drawn: one entry in 1,000 at either end."
     return Figure("stream-histograms", "Entries of vectors at the points of a block", panels, columns=4, note=note)
+
+
+def _title(point: str) -> str:
+    """A point as a panel names it: by its curve's name, where it has one."""
+    name = PLACES[point][0] if point in PLACES else point.replace("_", " ")
+    return name[0].upper() + name[1:]
 
 
 def _density(seen: Distributions, kept: Kept, layer: int, point: str) -> Series:

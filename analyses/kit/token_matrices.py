@@ -27,8 +27,9 @@ RANKS = {
 }
 VALUES = {
     "n": "token vectors of a text",
-    "residual_composite": "|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf); 0 for equal tokens, may exceed 1",
-    "residual_frobenius": "|X - 1 mean|_F / |X|_F, 0 to 1",
+    "residual_composite": "|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf); 0 for equal tokens, may exceed 1; "
+    "what is not above n 2^-23 may be rounding to float32",
+    "residual_frobenius": "|X - 1 mean|_F / |X|_F, 0 to 1; rounding as above",
     **RANKS,
     **{f"{name}_share": f"{name} / n, 0 to 1" for name in RANKS},
 }
