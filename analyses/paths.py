@@ -146,9 +146,8 @@ class Paths(Analysis[PathsState]):
 
     def _figure(self, state: PathsState, table: Table) -> Figure:
         lengths, shares = table.frame["length"].to_numpy(float), table.frame["share"].to_numpy(float)
-        counted = Lines(
-            (Series("", lengths, shares),), "length (layers)", "share of all paths", "Paths by length", low=0.0
-        )
+        axis, unit, what = "length (layers)", "share of all paths", "Paths by length"
+        counted = Lines((Series("", lengths, shares),), axis, unit, what, low=0.0)
         y, spread = state.moments.mean[:, 0], state.moments.std[:, 0]
         band = (np.maximum(y - spread, 0.0), y + spread) if np.isfinite(spread).any() else (None, None)
         unit, what = "relative residual (composite norm)", "What attention along a path leaves beside rank one"
