@@ -123,6 +123,7 @@ def test_the_sampled_values_are_those_of_a_token_a_text(texts: list[Text]) -> No
         assert row["intra_similarity_adjusted"] == pytest.approx(intra - baseline, rel=1e-9)
         assert row["self_similarity_adjusted"] == pytest.approx(row["self_similarity"] - baseline, rel=1e-9)
         assert row["two_nn"] == pytest.approx(two_nn_by_neighbours(tokens), rel=1e-9)
+        assert row["two_nn_half"] == pytest.approx(two_nn_by_neighbours(tokens[::2]), rel=1e-9)
         assert (row["sampled"], row["two_nn_points"]) == (len(texts), len(texts))
 
 
@@ -304,6 +305,17 @@ def test_without_spectrum_there_are_still_cosines_and_outliers(texts: list[Text]
     gone = {"first_component", "isoscore", "participation_ratio", "effective_rank"}
     assert set(whole["isotropy"]) - set(bare["isotropy"]) == gone
     assert bare["isotropy"].equals(whole["isotropy"].drop(columns=list(gone)))
+
+
+def test_the_figure_of_the_spectrum_shows_the_cumulative_shares_of_the_table(texts: list[Text]) -> None:
+    analysis = Isotropy()
+    result = analysis.finalize(state_of(analysis, texts, texts[0]), None)
+    spectrum = next(table.frame for table in result.tables if table.name == "isotropy-spectrum")
+    curves = next(figure for figure in result.figures if figure.name == "isotropy-spectrum").panels[0].series
+    for depth, curve in enumerate(curves):
+        whole = spectrum[(spectrum["depth"] == depth) & (spectrum["dimensions"] == "all")]
+        np.testing.assert_allclose(curve.y, whole["variance"].cumsum() / whole["variance"].sum(), rtol=1e-12)
+        np.testing.assert_allclose(whole["cumulative_share"], curve.y, rtol=1e-12)
 
 
 def test_the_command_can_do_without_the_spectrum(fast: Run, tmp_path: Path) -> None:

@@ -177,3 +177,22 @@ def test_spectra_without_special_tokens_leave_out_their_rows_and_columns(minilm:
     for row in frame[frame["matrix"] == "attention"].itertuples():
         wanted = by_svd(attention[row.layer, row.head][np.ix_(kept, kept)], len(kept))
         assert [row.effective_rank, row.stable_rank] == pytest.approx(wanted[:2], rel=1e-4)
+
+
+def test_figures_show_every_ablation_as_the_tables_have_it(tiny_model: LoadedModel) -> None:
+    texts = texts_of(tiny_model)
+    result = analyse_corpus([RankCollapse(ablate="all", spectra=True)], tiny_model, texts, Pass())[0]
+    tables = {table.name: table.frame for table in result.tables}
+    figures = {figure.name: figure for figure in result.figures}
+    for panel, name in zip(
+        figures["rank-collapse"].panels, ("residual_composite", "effective_rank_share"), strict=True
+    ):
+        for (_, own), curve in zip(tables["rank-collapse"].groupby("ablation", sort=False), panel.series, strict=True):
+            assert curve.y.tolist() == own[name].tolist()
+            np.testing.assert_allclose(curve.high - curve.y, own[f"{name}_std"], rtol=1e-9)
+    assert len({curve.y[-1] for curve in figures["rank-collapse"].panels[0].series}) == 4
+    spectra = tables["rank-collapse-spectra"]
+    for ablation in ("none", "skip", "mlp", "both"):
+        own = spectra[(spectra["ablation"] == ablation) & (spectra["matrix"] == "attention")]
+        shown = figures[f"rank-collapse-spectra-{ablation}"].panels[0].values
+        assert shown.ravel().tolist() == own["effective_rank"].tolist()

@@ -163,8 +163,12 @@ def test_an_enlarged_channel_is_the_outlier(tiny_folder: Path) -> None:
     assert last["variance_share"].item() > 0.8
     assert (last["variance"] > last["variance_bound"]).all()
     records = [record_of(loaded, text) for text in ("the cat sat", "a dog ran by")]
-    channel = np.concatenate([record.of_text("layer_outputs", 0)[1][:, 17] for record in records])
-    assert last[["mean", "variance"]].to_numpy().ravel() == pytest.approx([channel.mean(), channel.var()])
+    vectors = np.concatenate([record.of_text("layer_outputs", 0)[1] for record in records])
+    mean, variance = np.abs(vectors.mean(axis=0)), vectors.var(axis=0)
+    wanted = [vectors[:, 17].mean(), variance[17], *(each.mean() + 3 * each.std() for each in (mean, variance))]
+    found = last[["mean", "variance", "mean_bound", "variance_bound"]].to_numpy().ravel()
+    assert found == pytest.approx(wanted)
+    assert last["variance_share"].item() == pytest.approx(variance[17] / variance.sum())
 
 
 # Sublayers
@@ -358,6 +362,27 @@ def test_other_families_have_every_part(family: str, tmp_path: Path) -> None:
     assert found["stream-mixing"]["mixing_weights"].tolist() == pytest.approx(diagonal, abs=1e-6)
     assert len(found["stream-spectra"]) == loaded.shape.layers * loaded.shape.heads
     assert found["stream-layernorms"]["scale"].gt(0).all()
+
+
+def test_a_layer_norm_without_gain_leaves_one_point_behind_it(tiny_folder: Path) -> None:
+    loaded = load_model(str(tiny_folder), device="cpu", offline=True)
+    with torch.no_grad():
+        loaded.model.encoder.layer[1].output.LayerNorm.weight.zero_()
+    frame = frames(loaded, Stream(parts="layernorms"), "the cat sat")["stream-layernorms"]
+    ranks = frame.set_index(["layer", "norm"])[["affine_rank_before", "affine_rank_after"]]
+    assert ranks.loc[(1, "mlp")].tolist() == [4.0, 0.0]
+    assert ranks.drop(index=(1, "mlp")).to_numpy().tolist() == [[4.0, 4.0]] * 3
+
+
+def test_without_special_tokens_k90_is_still_over_all_keys_and_entropies_are_not(tiny_model: LoadedModel) -> None:
+    frame = frames(tiny_model, Stream(parts="spectra", special="drop"), "the cat sat")["stream-spectra"]
+    record = record_of(tiny_model, "the cat sat")
+    for row in frame.itertuples():
+        inner = record.of_text("attention", 0)[row.layer, row.head][1:-1]
+        assert row.n == 3
+        assert row.k90_share == pytest.approx(row.k90 / 5)
+        assert row.k90 == pytest.approx(np.mean([reference.k90(list(query)) for query in inner]))
+        assert row.attention_entropy == pytest.approx(entropy_by_density(inner[:, 1:-1]), abs=1e-5)
 
 
 def test_dropped_special_tokens_are_not_measured_but_still_mixed_in(tiny_model: LoadedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -95,6 +96,18 @@ def test_the_bound_on_a_text_starts_from_its_residual(tiny_model: LoadedModel) -
     factor = analyse_weights([WeightNorms()], tiny_model)[0].tables[0].frame["factor"].max()
     powers = [(3**depth - 1) / 2 * math.log10(factor) + 3**depth * math.log10(wanted[0]) for depth in range(3)]
     assert frame["log10_bound"].tolist() == pytest.approx(powers)
+
+
+@pytest.mark.parametrize("through", ["VO", "V"])
+def test_the_bound_on_texts_has_the_largest_factor_of_the_same_weights(
+    through: Literal["VO", "V"], tiny_model: LoadedModel
+) -> None:
+    text = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode("the old cat sat")
+    settings = WeightNorms(through=through)
+    frame = analyse_text([settings.on_texts()], tiny_model, text, Pass())[0].tables[0].frame
+    factor = analyse_weights([settings], tiny_model)[0].tables[0].frame["factor"].max()
+    wanted = math.log10(factor) + 3 * math.log10(frame["residual"][0])
+    assert frame["log10_bound"][1] == pytest.approx(wanted)
 
 
 def test_a_residual_that_rounding_alone_may_leave_has_no_logarithm(minilm: LoadedModel) -> None:

@@ -87,9 +87,8 @@ def norm_values(before: Floats, after: Floats) -> Floats:
 
 def layer_norms(piece: Piece, layer: int) -> Floats:
     """The values of LAYER_NORMS for each of NORMS: (text, norm, value)."""
-    points = ("attention_sum", layer), ("attention_norm", layer), ("mlp_sum", layer), ("hidden_states", layer + 1)
-    first, first_after, second, second_after = (piece.vectors(*point) for point in points)
-    return np.stack([norm_values(first, first_after), norm_values(second, second_after)], axis=1)
+    points = [((ahead, layer), (behind, layer + (behind == "hidden_states"))) for ahead, behind in NORMS.values()]
+    return np.stack([norm_values(*(piece.vectors(*point) for point in pair)) for pair in points], axis=1)
 
 
 def affine_rank(states: Floats) -> Floats:
