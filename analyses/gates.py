@@ -204,7 +204,7 @@ LABELS = {
     **HEAD,
     "texts": "texts that have a label: two units or more that are not special",
     "gate": "gate of the mean scores",
-    "gate_of_most": "gate of most texts; of equally many the one decided first",
+    "gate_of_most": "gate of most texts; of equally many the one that the help names first",
     "gate_stability": "share of the texts that have it, 0 to 1",
     "gate_entropy": "entropy of the texts' gates, nats, 0 (all alike) to ln 9",
     "pattern": "class after Kovaleva et al. of the mean scores",

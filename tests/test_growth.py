@@ -99,3 +99,12 @@ def test_a_corpus_is_the_mean_and_deviation_of_its_texts(tiny_model: LoadedModel
     values = np.array([frame["largest"] for frame in single])
     np.testing.assert_allclose(whole["largest"], values.mean(axis=0), rtol=1e-10)
     np.testing.assert_allclose(whole["largest_std"], values.std(axis=0, ddof=1), rtol=1e-8)
+
+
+def test_the_headline_is_the_mean_over_heads(tiny_model: LoadedModel) -> None:
+    text = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode("the old dog ran")
+    result = analyse_text([Growth()], tiny_model, text, Pass())[0]
+    for row in result.headline.frame.itertuples():
+        own = result.tables[0].frame[result.tables[0].frame["layer"] == row.layer]
+        assert row.largest == pytest.approx(sum(own["largest"]) / len(own))
+        assert row.smallest_share == pytest.approx(sum(own["smallest_share"]) / len(own))

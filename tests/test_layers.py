@@ -105,6 +105,20 @@ def test_every_value_is_that_of_the_whole_array(texts: list[Text], variance: int
         assert (row["sampled"], row["tokens"]) == (vectors.shape[1], vectors.shape[1])
 
 
+def test_directions_of_two_depths_are_those_of_the_one_that_keeps_fewer(texts: list[Text]) -> None:
+    # A channel of depth 1 holds most of its variance.
+    flat = [(about, own.copy()) for about, own in texts]
+    for _, own in flat:
+        own[1, :, 0] *= 50
+    vectors, found, kept = stacked(flat), values(flat, variance=70), []
+    for own in vectors:
+        squares = np.linalg.svd(own - own.mean(axis=0), compute_uv=False) ** 2
+        kept.append(int((np.cumsum(squares) < 0.7 * squares.sum()).sum()) + 1)
+    assert len(set(kept)) > 1
+    for (first, second), row in found.items():
+        assert row["svcca_directions"] == min(kept[first], kept[second])
+
+
 def test_canonical_correlations_are_those_of_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(300, 3))

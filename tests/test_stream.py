@@ -398,6 +398,20 @@ def test_dropped_special_tokens_are_not_measured_but_still_mixed_in(tiny_model: 
     assert last["mean"].item() == pytest.approx(record.of_text("hidden_states", 0)[2][kept].mean())
 
 
+def test_the_headline_takes_its_values_from_the_tables(tiny_model: LoadedModel) -> None:
+    (result,) = analyse_corpus([Stream(parts="all")], tiny_model, encoded(tiny_model, "the cat sat", "a dog"), Pass())
+    told, tables = result.headline.frame, {table.name: table.frame for table in result.tables}
+    steps = tables["stream-steps"].set_index(["sublayer", "layer"])["update_ratio"]
+    assert told["attention_update"].tolist() == steps["attention"].tolist()
+    assert told["mlp_update"].tolist() == steps["mlp"].tolist()
+    norms = tables["stream"][tables["stream"]["point"] == "layer_output"]
+    assert told["norm"].tolist() == norms["norm_mean"].tolist()
+    scales = tables["stream-layernorms"].set_index(["norm", "layer"])["scale"]
+    assert told["mlp_norm_scale"].tolist() == scales["mlp"].tolist()
+    entropies = tables["stream-spectra"].groupby("layer")["attention_entropy_share"]
+    assert told["attention_entropy_share"].tolist() == pytest.approx([sum(own) / len(own) for _, own in entropies])
+
+
 def test_chosen_layers_and_heads_have_the_rows_they_have_among_all(tiny_model: LoadedModel) -> None:
     fewer = Stream(layers=Selection("1"), heads=Selection("0,2"), parts="all")
     some, every = (frames(tiny_model, own, "the cat sat", "a dog") for own in (fewer, Stream(parts="all")))
