@@ -29,7 +29,7 @@ PANELS: Mapping[str, tuple[str, str, float | None, float | None]] = {
     "cluster": ("Best cut into runs", "modularity", None, None),
     "runs": ("Runs of that cut", "runs", None, None),
     "entropy_share": ("Row entropy", "share of ln m", 0.0, 1.0),
-    "k90_share": ("Keys that hold 0.9 of a row", "share of a uniform row's", 0.0, 1.0),
+    "k90_share": ("Keys that hold 0.9 of a row", "k90 / ceil(0.9 m)", 0.0, 1.0),
     "confident": ("Confident rows", "share of rows", 0.0, 1.0),
     "vertical": ("Special tokens", "excess over uniform", -1.0, 1.0),
     "adjacent": ("Neighbouring {unit}s", "excess over uniform", -1.0, 1.0),
