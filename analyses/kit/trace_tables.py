@@ -281,7 +281,7 @@ def _attention_figure(trace: TokenTrace) -> Figure:
         for symbol, title in (("r", "Raw scores r = q · k"), ("s", "Scaled scores s = r / √d_k"))
     ]
     weights = [
-        _strip(values, title, label, trace.text.labels, "weight", 0.0, 1.0)
+        _strip(values, title, label, trace.text.labels, "weight", 0.0, None)
         for values, title in ((trace.row("a"), "Weights a = softmax(s)"), (_unscaled(trace), "Unscaled: softmax(r)"))
     ]
     return Figure("trace-attention", f"From scores to weights, {trace.name}", (*scores, *weights))

@@ -72,6 +72,7 @@ class Trace(Study):
     bias: str | None = setting(None, "b of --example classify, a number a class, by commas. Default: zeros.")
 
     def without_model(self) -> Result | None:
+        """A worked example, where one is asked for."""
         self._refuse_unread()
         if self.example == "attention":
             return attention_example()
@@ -87,9 +88,11 @@ class Trace(Study):
             raise SettingsError(f"--{given[0]} belongs to --example classify", "Give that, or leave it out.")
 
     def check(self, loaded: LoadedModel) -> None:
+        """Raise SettingsError for a layer or a head that the model lacks."""
         self._place(loaded.shape)
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:
+        """The nine steps of the one text. Raises SettingsError for a token that it lacks, or has several times."""
         text = texts.single()
         query, (layer, head) = chosen_token(self.query, text), self._place(loaded.shape)
         block, ids = loaded.family.blocks(loaded.model)[layer], _ids(loaded, text)
