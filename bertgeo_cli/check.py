@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.activations import ACT2FN
 
+from analyses.kit.block import deviation
 from analyses.kit.record import AXES, ForwardRecord, HeadWeights
 
 from .corpus import Encoder
+from .families import activation_of, affine_of, norm_of
 from .models import LoadedModel, vocabulary_report
 from .recording import EVERYTHING, record, run_pass
 from .samples import SAMPLE_CORPUS
@@ -103,12 +104,6 @@ def _vocabulary_proof(loaded: LoadedModel) -> Proof:
     return Proof("vocabulary", what, float(report.out_of_range + len(absent)), 0.0)
 
 
-def _worst(first: Tensor, second: Tensor) -> float:
-    """Largest deviation, relative where the value is above 1. NaN wins over any number."""
-    deviation = (first - second).abs() / second.abs().clamp(min=1.0)
-    return math.nan if deviation.isnan().any() else float(deviation.max())
-
-
 def _largest(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
@@ -119,7 +114,7 @@ def _recomputation_proofs(case: Case) -> list[Proof]:
     worst: dict[str, list[float]] = {name: [] for name in steps}
     for layer, of in case.layers():
         for name, (_, step) in steps.items():
-            worst[name].append(_worst(step(layer, of), of(name)))
+            worst[name].append(deviation(step(layer, of), of(name)))
     return [Proof(f"recomputed {name}", steps[name][0], _largest(worst[name]), TOLERANCE) for name in steps]
 
 
@@ -133,11 +128,11 @@ def _steps(case: Case) -> dict[str, tuple[str, Step]]:
     at = shape.weight_layer
 
     def linear(path: str) -> Callable[[int, Tensor], Tensor]:
-        held = {layer: _linear(block.get_submodule(path)) for layer, block in enumerate(blocks)}
-        return lambda layer, x: x @ held[layer][0].T + held[layer][1]
+        held = {layer: affine_of(block.get_submodule(path)) for layer, block in enumerate(blocks)}
+        return lambda layer, x: held[layer](x)
 
     def norm(path: str, name: str) -> Step:
-        return lambda layer, of: _layer_norm(blocks[layer].get_submodule(path), of(name))
+        return lambda layer, of: norm_of(blocks[layer].get_submodule(path))(of(name))
 
     def head(weight: Tensor, bias: Tensor) -> Step:
         return lambda layer, of: of("hidden_states") @ weight[at[layer]].mT + bias[at[layer]][:, None]
@@ -146,7 +141,7 @@ def _steps(case: Case) -> dict[str, tuple[str, Step]]:
         per_head = of("head_outputs") @ weights.output[at[layer]].mT
         return per_head.sum(dim=0) + weights.output_bias[at[layer]]
 
-    widen, narrow, activation = linear(family.mlp_input), linear(family.mlp_output), _activation(loaded)
+    widen, narrow, activation = linear(family.mlp_input), linear(family.mlp_output), activation_of(_config(loaded))
 
     def mlp(layer: int, of: Reader) -> Tensor:
         return narrow(layer, activation(widen(layer, of("attention_norm"))))
@@ -168,25 +163,8 @@ def _steps(case: Case) -> dict[str, tuple[str, Step]]:
     }
 
 
-def _linear(module: Any) -> tuple[Tensor, Tensor]:
-    return module.weight.detach().cpu().double(), module.bias.detach().cpu().double()
-
-
-def _layer_norm(module: Any, x: Tensor) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    variance = centred.square().mean(dim=-1, keepdim=True)
-    gain, bias = _linear(module)
-    return gain * centred / (variance + module.eps).sqrt() + bias
-
-
 def _config(loaded: LoadedModel) -> Any:
     return loaded.model.config
-
-
-def _activation(loaded: LoadedModel) -> Callable[[Tensor], Tensor]:
-    config = _config(loaded)
-    chosen: Callable[[Tensor], Tensor] = ACT2FN[getattr(config, "hidden_act", None) or config.activation]
-    return chosen
 
 
 def _bilinear_proof(case: Case) -> Proof:
@@ -228,7 +206,7 @@ def _batch_proof(case: Case) -> Proof:
         batch = record(case.loaded, [case.texts[index] for index in indices], needs=EVERYTHING)
         for row, index in enumerate(indices):
             worst.extend(
-                _worst(getattr(batch, name)[row].double(), getattr(case.records[index], name)[0].double())
+                deviation(getattr(batch, name)[row].double(), getattr(case.records[index], name)[0].double())
                 for name in AXES
             )
     return Proof("batch invariance", "every tensor, alone against in a batch", _largest(worst), TOLERANCE)
@@ -248,7 +226,7 @@ def _padding_proof(case: Case) -> Proof:
     )
     depths = run_pass(loaded, ids, segments, mask, needs=frozenset({"hidden_states"}))["hidden_states"]
     worst = [
-        _worst(state[row, : len(text)].double(), case.records[row].layer("hidden_states", depth)[0].double())
+        deviation(state[row, : len(text)].double(), case.records[row].layer("hidden_states", depth)[0].double())
         for depth, state in enumerate(depths)
         for row, text in enumerate(case.texts)
     ]
@@ -271,7 +249,7 @@ def describe_model(loaded: LoadedModel) -> dict[str, Any]:
         "width d": shape.width,
         "head width dk": shape.head_width,
         "MLP width": getattr(config, "intermediate_size", None) or config.hidden_dim,
-        "activation": getattr(config, "hidden_act", None) or config.activation,
+        "activation": activation_of(config).name,
         "W_Q, W_K, W_V of a head": f"{shape.head_width} x {shape.width} (rows of the stored matrix)",
         "W_O of a head": f"{shape.width} x {shape.head_width} (columns of the stored matrix)",
         "M_h = W_Q^T W_K": f"{shape.width} x {shape.width}, rank at most {shape.head_width}",

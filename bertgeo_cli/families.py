@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
+from analyses.kit.block import Activation, Affine, Norm
 from analyses.kit.record import HeadWeights, ModelShape, Vocabulary
 from bertgeo_cli.errors import UsageError
 
@@ -39,8 +41,9 @@ class Family:
 
     `blocks` lists a model's blocks in the order in which one pass runs them; a shared block stands once a run. The
     dotted names from `query` to `second_norm` hold inside a block: `attention_output` is W_O, `mlp_output` the MLP's
-    second matrix, `first_norm` and `second_norm` the LayerNorms after attention and MLP. In the model,
-    `embedding_projection` takes the word embedding to the model's width where it may be narrower.
+    second matrix, `first_norm` and `second_norm` the LayerNorms after attention and MLP. In the model, the names from
+    `embedding` to `task_embedding` are the tables whose rows add up to a token, `embedding_norm` is the LayerNorm of
+    that sum, and `embedding_projection` takes it to the model's width where it may be narrower.
     """
 
     model_type: str
@@ -55,6 +58,10 @@ class Family:
     mlp_output: str = "output.dense"
     second_norm: str = "output.LayerNorm"
     embedding: str = "embeddings.word_embeddings"
+    position_embedding: str = "embeddings.position_embeddings"
+    segment_embedding: str | None = "embeddings.token_type_embeddings"
+    task_embedding: str | None = None
+    embedding_norm: str = "embeddings.LayerNorm"
     embedding_projection: str | None = None
     pooler: bool = True
     segments: bool = True
@@ -76,6 +83,16 @@ class Family:
         embeddings: Any = model.get_submodule("embeddings")
         counted = embeddings.create_position_ids_from_input_ids(torch.tensor([ids]), embeddings.padding_idx)
         return [int(position) for position in counted[0]]
+
+    def embedding_tables(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The tables whose rows this model adds up to a token, by what they embed."""
+        named = {
+            "word": self.embedding,
+            "position": self.position_embedding,
+            "segment": self.segment_embedding,
+            "task": self.task_embedding,
+        }
+        return {what: held for what, path in named.items() if (held := held_at(model, path)) is not None}
 
 
 BERT = Family("bert", "BertModel")
@@ -107,6 +124,7 @@ FAMILIES: Mapping[str, Family] = {
             mlp_input="ffn.lin1",
             mlp_output="ffn.lin2",
             second_norm="output_layer_norm",
+            segment_embedding=None,
             pooler=False,
             segments=False,
         ),
@@ -124,7 +142,7 @@ FAMILIES: Mapping[str, Family] = {
             second_norm="full_layer_layer_norm",
             embedding_projection="encoder.embedding_hidden_mapping_in",
         ),
-        replace(BERT, model_type="ernie", model_class="ErnieModel"),
+        replace(BERT, model_type="ernie", model_class="ErnieModel", task_embedding="embeddings.task_type_embeddings"),
     )
 }
 """Every supported family by the `model_type` of its configuration."""
@@ -188,9 +206,35 @@ def vocabulary(model: nn.Module, tokens: Sequence[str | None]) -> Vocabulary:
     family = FAMILIES[config.model_type]
     vectors: Tensor = attrgetter(family.embedding)(model).weight
     named = (*tokens, *[None] * len(vectors))[: len(vectors)]
-    # Asked of the model and not of its sizes: ELECTRA projects only where it must, ALBERT always.
-    projection: Any = dict(model.named_modules()).get(str(family.embedding_projection))
+    projection: Any = held_at(model, family.embedding_projection)
     return Vocabulary(named, vectors, None if projection is None else projection.weight)
+
+
+def held_at(model: nn.Module, path: str | None) -> nn.Module | None:
+    """The module of that name, if the model has one.
+
+    Asked of the model and not of its sizes: ELECTRA projects its embedding only where it must, ALBERT always.
+    """
+    return dict(model.named_modules()).get(str(path))
+
+
+def affine_of(module: Any, rows: slice = slice(None)) -> Affine:
+    """A Linear, or some of its outputs; float64, on the CPU."""
+    # The CPU first: Apple's devices know no float64.
+    weight, bias = (tensor.detach().cpu().double() for tensor in (module.weight, module.bias))
+    return Affine(weight[rows], bias[rows])
+
+
+def norm_of(module: Any) -> Norm:
+    """A LayerNorm; float64, on the CPU."""
+    gain, bias = (tensor.detach().cpu().double() for tensor in (module.weight, module.bias))
+    return Norm(gain, bias, module.eps)
+
+
+def activation_of(config: Any) -> Activation:
+    """The MLP's activation that a configuration names."""
+    name = getattr(config, "hidden_act", None) or config.activation
+    return Activation(str(name), ACT2FN[name])
 
 
 def _rows(blocks: list[nn.Module], name: str, heads: int) -> tuple[Tensor, Tensor]:
@@ -201,8 +245,5 @@ def _rows(blocks: list[nn.Module], name: str, heads: int) -> tuple[Tensor, Tenso
 
 def _stacked(blocks: list[nn.Module], name: str) -> tuple[Tensor, Tensor]:
     """Weights (weight_layer, out, in) and biases (weight_layer, out) of one Linear in every block."""
-    linears = [attrgetter(name)(block) for block in blocks]
-    # The CPU first: Apple's devices know no float64.
-    weights = torch.stack([linear.weight.detach().cpu().double() for linear in linears])
-    biases = torch.stack([linear.bias.detach().cpu().double() for linear in linears])
-    return weights, biases
+    linears = [affine_of(attrgetter(name)(block)) for block in blocks]
+    return torch.stack([linear.weight for linear in linears]), torch.stack([linear.bias for linear in linears])

@@ -18,7 +18,7 @@ import ctypes
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -234,6 +234,29 @@ def _depth_zero(recorder: Recorder) -> Any:
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not recorder.layers[0]["hidden_states"]:
             recorder.keep("hidden_states", arguments[0] if arguments else keywords["hidden_states"])
+
+    return hook
+
+
+Calls = Mapping[str, list[tuple[Tensor, Tensor]]]
+"""What went into some modules and what came out, by the name that each was given, call by call."""
+
+
+@contextmanager
+def watching(modules: Mapping[str, nn.Module]) -> Iterator[Calls]:
+    """The calls of these modules by the passes run inside: for points that have no name in a record."""
+    calls: Calls = {name: [] for name in modules}
+    handles = [module.register_forward_hook(_noting(calls[name])) for name, module in modules.items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _noting(calls: list[tuple[Tensor, Tensor]]) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((arguments[0], output))
 
     return hook
 

@@ -146,12 +146,15 @@ def show(
         on_texts = {name: _rows(table) for name, result in results.items() if (table := result.headline_on_texts)}
         shown = _headlines("headline", headlines, content["command"])
         shown |= _headlines("headline_on_texts", on_texts, content["command"]) if on_texts else {}
+        details = {name: {table.name: _rows(table) for table in result.details} for name, result in results.items()}
+        shown |= _headlines("details", details, content["command"]) if any(details.values()) else {}
         print_json({"run": content, **shown, "files": files})
         return
     for remark in remarks:
         say(remark)
     for name, result in results.items():
-        print_table(result.headline)
+        for table in (result.headline, *result.details):
+            print_table(table)
         if result.headline_on_texts is not None:
             print_table(result.headline_on_texts)
         # The other notes on figures stand in the figures.

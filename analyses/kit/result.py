@@ -195,13 +195,15 @@ class Graph:
 class Result:
     """What an analysis answers: `headline` is the short table for the terminal, `notes` lines to print below it.
 
-    `headline_on_texts` is a second such table, where weights were asked and texts too.
+    `headline_on_texts` is a second such table, where weights were asked and texts too. `details` are more short tables
+    for the terminal, below the headline, where one cannot say it.
     """
 
     headline: Table
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    details: tuple[Table, ...] = ()
     headline_on_texts: Table | None = None
     graphs: tuple[Graph, ...] = ()
 
@@ -216,6 +218,7 @@ class Result:
             tables=(*self.tables, *on_texts.tables),
             figures=(*self.figures, *on_texts.figures),
             notes=(*self.notes, *on_texts.notes),
+            details=(*self.details, *on_texts.details),
             headline_on_texts=on_texts.headline,
             graphs=(*self.graphs, *on_texts.graphs),
         )
