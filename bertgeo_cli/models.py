@@ -16,9 +16,10 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ class LoadedModel:
 
     `name` is fit for reports: never an absolute path. `identity` holds kind (embedded, hub, folder), name, revision,
     weights_sha256, tokenizer_sha256 and checkpoint_dtype. `max_tokens` counts the tokens that fit, special ones
-    included; `segments` says whether segment ids are passed.
+    included; `segments` says whether segment ids are passed. `unused`, when called, reads what else the checkpoint
+    holds (pooler, heads), by names as an encoder saved alone has them.
     """
 
     name: str
@@ -135,6 +137,7 @@ class LoadedModel:
     dtype: str
     identity: Mapping[str, str | None]
     load_report: LoadReport
+    unused: Callable[[], Mapping[str, Tensor]]
 
     def head_weights(self) -> HeadWeights:
         """The attention weights, cut into heads (float64, on the CPU), with a way to the vocabulary."""
@@ -250,6 +253,7 @@ def _load(source: _Source, dtype: torch.dtype, device: torch.device, builtin_cla
             "checkpoint_dtype": checkpoint_dtype,
         },
         load_report=report,
+        unused=partial(_read_unused, source, family, files, report.unused),
     )
 
 
@@ -590,11 +594,18 @@ def _read_model(
     return model, LoadReport(tuple(sorted(state)), unused), _stored_dtype(state)
 
 
-def _read_tensors(source: _Source, files: list[Path]) -> dict[str, Tensor]:
+def _read_unused(source: _Source, family: Family, files: list[Path], names: Collection[str]) -> dict[str, Tensor]:
+    prefix = f"{_model_class(family).base_model_prefix}."
+    tensors = _read_tensors(source, files, names)
+    return {_modern(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+
+
+def _read_tensors(source: _Source, files: list[Path], wanted: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of all files, or those of the wanted names."""
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
-            tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+            tensors |= _read_safetensors(file, wanted) if file.suffix == ".safetensors" else _read_pickle(file, wanted)
         except Exception as error:  # the readers raise whatever the bytes lead them to
             raise source.untrusted(
                 f"{file.name} cannot be read as tensors ({_first_line(error)})", "fetch it again, or save it anew"
@@ -602,19 +613,20 @@ def _read_tensors(source: _Source, files: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
+def _read_safetensors(file: Path, wanted: Collection[str] | None) -> dict[str, Tensor]:
     with safetensors.safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        names = opened.keys() if wanted is None else [name for name in opened.keys() if name in wanted]  # noqa: SIM118
+        return {name: opened.get_tensor(name) for name in names}
 
 
-def _read_pickle(file: Path) -> dict[str, Tensor]:
+def _read_pickle(file: Path, wanted: Collection[str] | None) -> dict[str, Tensor]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         content = None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError("not a plain dictionary of tensors, and no code from a checkpoint is run")
-    return dict(content)
+    return {name: tensor for name, tensor in content.items() if wanted is None or name in wanted}
 
 
 def _names_in_encoder(names: Mapping[str, Tensor], prefix: str) -> dict[str, str]:

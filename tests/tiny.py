@@ -52,6 +52,14 @@ def tiny_family(family: str, folder: Path, *, layers: int = 2, seed: int = 0, **
     return save(model_class(config), tokenizer, folder, seed)
 
 
+def tiny_head(model_class: str, family: str, folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Save a random model of any family with a head, by the name of its class in transformers."""
+    tokenizer = TOKENIZERS[family]()
+    build = getattr(transformers, model_class)
+    config = build.config_class(**{**MODELS[family][1](2), **ids_of(tokenizer), **changes})
+    return save(build(config), tokenizer, folder, seed)
+
+
 def save(model: Any, tokenizer: Any, folder: Path, seed: int) -> Path:
     """Fill a model with seeded random weights and write it with its tokenizer."""
     randomise(model, seed)
