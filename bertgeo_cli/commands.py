@@ -212,6 +212,7 @@ def _asking(
     loaded = _opened(chosen.load(model), model.threads)
     with _settings_refused():
         chosen.check(loaded)
+        texts = chosen.reading(texts, loaded)
     return Asking(name, chosen, Source(texts, loaded), how, given=reads.given)
 
 

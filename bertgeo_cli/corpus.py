@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from analyses.kit.record import TokenizedText
 
@@ -274,13 +274,21 @@ def batches(shard: Sequence[TokenizedText], batch_tokens: int) -> Iterator[list[
 
     The order of texts is the same whatever `batch_tokens` is.
     """
-    batch: list[TokenizedText] = []
+    return packed(sorted(shard, key=lambda text: (len(text), text.line, text.part)), batch_tokens)
+
+
+S = TypeVar("S", bound=Sized)
+
+
+def packed(items: Iterable[S], batch_tokens: int) -> Iterator[list[S]]:
+    """Items in their order, at most `batch_tokens` tokens (but one item) to a batch."""
+    batch: list[S] = []
     tokens = 0
-    for text in sorted(shard, key=lambda text: (len(text), text.line, text.part)):
-        if batch and tokens + len(text) > batch_tokens:
+    for item in items:
+        if batch and tokens + len(item) > batch_tokens:
             yield batch
             batch, tokens = [], 0
-        batch.append(text)
-        tokens += len(text)
+        batch.append(item)
+        tokens += len(item)
     if batch:
         yield batch

@@ -29,6 +29,13 @@ class Study(ABC):
         """The model that the options name; a study of a checkpoint's head loads that too, or raises UsageError."""
         return load_chosen(chosen)
 
+    def reading(self, texts: InputOptions, loaded: LoadedModel) -> InputOptions:
+        """How the texts are read: as the options say, unless the question reads [MASK] and the like as special tokens.
+
+        Raises SettingsError for what this study does not read.
+        """
+        return texts
+
     def without_model(self) -> Result | None:
         """An answer that reads neither model nor texts, such as a worked example; None where these settings ask others.
 
