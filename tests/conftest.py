@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import tiny
+import trained
 from command import Run
 from typer.testing import CliRunner, Result
 
@@ -34,6 +35,26 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_folder: Path) -> LoadedModel:
     """TINY, loaded on the CPU; it is shared, so leave it as it is."""
     return load_model(str(tiny_folder), device="cpu", offline=True)
+
+
+@pytest.fixture(scope="session")
+def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> trained.Trained:
+    """A masked-LM model trained on the sample sentences; it is shared, so leave it as it is."""
+    return trained.train_masked_lm(tmp_path_factory.mktemp("models") / "masked-lm")
+
+
+@pytest.fixture(scope="session")
+def masked_lm_folder(masked_lm: trained.Trained) -> Path:
+    """Its folder."""
+    return masked_lm.folder
+
+
+@pytest.fixture(scope="session")
+def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT classifier of three labels; it is shared, so leave it as it is."""
+    folder = tmp_path_factory.mktemp("models") / "classifier"
+    labels = {0: "negative", 1: "neutral", 2: "positive"}
+    return tiny.tiny_head("BertForSequenceClassification", "bert", folder, id2label=labels)
 
 
 @pytest.fixture

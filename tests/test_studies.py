@@ -72,7 +72,11 @@ def test_a_dry_run_counts_and_writes_nothing(toy: None, run: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_is_deterministic_and_describes_what_it_writes(name: str, fast: Run, tmp_path: Path) -> None:
+def test_a_study_is_deterministic_and_describes_what_it_writes(
+    name: str, fast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if name in WITH_A_HEAD:
+        monkeypatch.setenv("BERTGEO_MODEL", str(request.getfixturevalue(WITH_A_HEAD[name])))
     for folder in ("first", "second"):
         done = fast(name, *EXAMPLES.get(name, ()), "-o", folder)
         assert done.exit_code == 0, done.output
@@ -84,3 +88,6 @@ def test_a_study_is_deterministic_and_describes_what_it_writes(name: str, fast: 
 
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """What a study is given on the tiny model, where it needs something."""
+
+WITH_A_HEAD = {"mlm": "masked_lm_folder", "classify": "classifier_folder"}
+"""Studies that read a head of the checkpoint, and the fixture whose model has it."""
