@@ -59,6 +59,7 @@ INHERITED = {
         "per_text",
         "on_texts",
     ),  # of Analysis and State
+    *("load", "check", "reading", "without_model", "answer"),  # of Study
     *("list_commands", "get_command", "resolve_command", "make_context", "invoke", "parse_args"),  # of Typer's
 }
 
