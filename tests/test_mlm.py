@@ -346,6 +346,31 @@ def test_order_does_not_change_what_is_drawn(lm: Run, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(forward, backward[::-1].reset_index(drop=True))
 
 
+@pytest.mark.parametrize(
+    ("base", "changed"),
+    [
+        ((), ("--mask", "none")),
+        (("--mask", "random"), ("--share", "0.5")),
+        (("--mask", "random", "--share", "0.9"), ("--corruption", "mask")),
+        (("--mask", "random"), ("--seed", "1")),
+        ((), ("--sample", "1")),
+        (("--sample", "2"), ("--seed", "1")),
+        ((TEXT,), ("--top", "3")),
+    ],
+)
+def test_no_setting_is_read_and_ignored(
+    base: tuple[str, ...], changed: tuple[str, ...], lm: Run, tmp_path: Path
+) -> None:
+    limit = () if TEXT in base else ("--limit", "5")
+    for folder, options in (("before", base), ("after", (*base, *changed))):
+        ok(lm, "mlm", *limit, *options, "-o", folder)
+    before, after = (
+        {name: held for name, held in files_of(tmp_path / folder).items() if name.endswith(".csv")}
+        for folder in ("before", "after")
+    )
+    assert before != after
+
+
 def test_figures_are_drawn(lm: Run, tmp_path: Path) -> None:
     for arguments in ((TEXT,), ("the [MASK] sat",), ("--limit", "3")):
         ok(lm, "mlm", *arguments, "--figures", "png", "-o", "report")
