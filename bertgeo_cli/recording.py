@@ -68,6 +68,10 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+SCATTERED = 2
+"""Passes after which freed memory is given back: later, more of it lies scattered, and sooner, it costs time."""
+
+
 class RecordingError(BertgeoError):
     """The pass did not report what it should have: nothing that it gave can be used."""
 
@@ -376,10 +380,12 @@ def records(
     waiting: deque[_Recorded] = deque()
     with threads(1):
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches, start=1):
                 waiting.append(lanes.submit(batch, needs, backend))
                 if len(waiting) >= cores:
                     yield from waiting.popleft().result()
+                if number % SCATTERED == 0:
+                    give_back_memory()
             while waiting:
                 yield from waiting.popleft().result()
         finally:
