@@ -34,7 +34,7 @@ class Positions(Study):
     Attention treats its input as a set: without position embeddings a permutation P of the tokens must permute all
     outputs and change nothing else, H(P x) = P H(x) (Vaswani et al. 2017, section 3.5). Here position embeddings become
     rows of 0, all else stays, both orders are read in float64, and the largest difference at every depth decides: only
-    when it is below 1e-6 of the largest entry is it said that order is seen through positions alone. With positions:
+    when it is at most 1e-6 of the largest entry is it said that order is seen through positions alone. With positions:
     by how much outputs differ, by depth and token.
 
     Words are what the tokenizer takes for one; their pieces move together, with their segment, and nothing is tokenised
