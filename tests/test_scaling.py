@@ -64,7 +64,7 @@ def test_every_number_of_the_toy_row_by_hand(row: Path) -> None:
     assert frame["scaled"].tolist() == pytest.approx([math.sqrt(5) / 2, 2 * math.sqrt(5), math.sqrt(5) / 2], rel=1e-14)
     for name, small in (("weight_before", before), ("weight_after", after)):
         expected = [small / (1 + 2 * small), 1 / (1 + 2 * small), small / (1 + 2 * small)]
-        assert frame[name].tolist() == pytest.approx(expected, rel=1e-12)
+        assert frame[name].tolist() == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_every_number_of_its_sweep_by_hand(row: Path) -> None:
@@ -80,7 +80,7 @@ def test_every_number_of_its_sweep_by_hand(row: Path) -> None:
         # diag(p) - p p^T: a (1 - a) once, b (1 - b) twice; beside the diagonal a b four times, b^2 twice.
         norm = math.sqrt((2 * low * largest) ** 2 + 2 * (low * (1 - low)) ** 2 + 4 * (largest * low) ** 2 + 2 * low**4)
         expected = [entropy, entropy / math.log(3), largest, norm, norm / tau]
-        assert frame.loc[at, list(SWEEP)].tolist() == pytest.approx(expected, rel=1e-9)
+        assert frame.loc[at, list(SWEEP)].tolist() == pytest.approx(expected, rel=1e-9, abs=0)
 
 
 def test_one_score_and_equal_ones() -> None:
@@ -116,7 +116,7 @@ def test_the_jacobian_norm_is_the_closed_form_and_at_most_a_half() -> None:
 def test_a_saturated_row_keeps_its_digits(gap: float) -> None:
     # Two scores: |J|_F = 2 p (1 - p), where 1 - p = e^-gap / (1 + e^-gap) is far below the rounding of p.
     left = math.exp(-gap) / (1 + math.exp(-gap))
-    assert sweep_values(np.array([gap, 0.0]), 1.0)[3] == pytest.approx(2 * left * (1 - left), rel=1e-12)
+    assert sweep_values(np.array([gap, 0.0]), 1.0)[3] == pytest.approx(2 * left * (1 - left), rel=1e-12, abs=0)
 
 
 def test_no_temperature_overflows() -> None:
