@@ -210,7 +210,7 @@ def row_result(scores: Sequence[float], head_width: int, taus: Sequence[float]) 
     sweep = pd.DataFrame({"tau": taus, "of_own": np.array(taus) / own})
     sweep[list(SWEEP)] = np.stack([sweep_values(products, tau) for tau in taus])
     swept = Table("scaling-row-sweep", "The softmax of the row at every temperature", sweep, TAUS | dict(SWEEP))
-    return Result(table, (table, swept), (_row_figure(sweep, own),), _row_notes(products, own))
+    return Result(table, (table, swept), (_row_figure(sweep, own),), _row_notes(products, own), details=(swept,))
 
 
 def _row_figure(sweep: pd.DataFrame, own: float) -> Figure:

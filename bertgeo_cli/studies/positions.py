@@ -54,11 +54,13 @@ class Positions(Study):
     seed: int = setting(0, "Seed of the shuffle.", least=0)
 
     def without_model(self) -> Result | None:
+        """Nothing is answered without a model. Raises SettingsError for two orders at once."""
         if self.swap and self.shuffle:
             raise SettingsError("--swap and --shuffle were both given", "Give one of them.")
         return None
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:
+        """The text in both orders, without and with positions. Raises SettingsError where there is no other order."""
         text = texts.single()
         order = swapped(text, self.swap) if self.swap else shuffled(text, self.seed)
         with one_thread():

@@ -52,6 +52,7 @@ class Scaling(Study):
     dk: int = setting(0, "Channels of a head, for --scores.", least=0)
 
     def without_model(self) -> Result | None:
+        """The row of --scores. Raises SettingsError for what is no list of numbers, no temperature or no seed."""
         if bool(self.scores) != bool(self.dk):
             raise SettingsError("--scores and --dk go together", "Give both, such as --scores 5,20,5 --dk 20.")
         temperatures(self.tau, self.dk or 1)
@@ -62,9 +63,11 @@ class Scaling(Study):
         return row_result(numbers(self.scores, "scores"), self.dk, temperatures(self.tau, self.dk))
 
     def check(self, loaded: LoadedModel) -> None:
+        """Raise SettingsError for layers or heads that the model lacks."""
         self._empty(loaded)
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:
+        """Both models over the same batches, one after the other."""
         models = {TRAINED: loaded, RANDOM: at_initialisation(loaded, self.seed)}
         seen = {name: self._empty(loaded) for name in models}
         for batch in texts.batches():
