@@ -76,7 +76,7 @@ def test_every_number_of_its_sweep_by_hand(row: Path) -> None:
         small = math.exp(-15 / tau)
         largest = 1 / (1 + 2 * small)
         low = small * largest
-        entropy = -largest * math.log(largest) - 2 * low * math.log(low)
+        entropy = math.log1p(2 * small) + 2 * low * 15 / tau  # -ln p = ln Z + (20 - score) / tau
         # diag(p) - p p^T: a (1 - a) once, b (1 - b) twice; beside the diagonal a b four times, b^2 twice.
         norm = math.sqrt((2 * low * largest) ** 2 + 2 * (low * (1 - low)) ** 2 + 4 * (largest * low) ** 2 + 2 * low**4)
         expected = [entropy, entropy / math.log(3), largest, norm, norm / tau]

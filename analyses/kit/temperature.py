@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from .analysis import SettingsError
-from .maths import entropy
 
 Floats = NDArray[np.float64]
 
@@ -49,10 +48,7 @@ def jacobian_norm(weights: Floats) -> Floats:
     >>> jacobian_norm(np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
     [0.5, 0.0]
     """
-    top = weights.argmax(axis=-1)[..., None]
-    largest = np.take_along_axis(weights, top, axis=-1)[..., 0]
-    others = weights.copy()
-    np.put_along_axis(others, top, 0.0, axis=-1)
+    largest, others = weights.max(axis=-1), _others(weights)
     squares = others**2
     second, fourth = (np.einsum("...i,...i->...", one, one) for one in (others, squares))
     diagonal = (largest * np.einsum("...i->...", others)) ** 2 + np.einsum("...i,...i->...", squares, (1 - others) ** 2)
@@ -60,10 +56,34 @@ def jacobian_norm(weights: Floats) -> Floats:
     return np.sqrt(diagonal + beside)
 
 
+def _others(weights: Floats) -> Floats:
+    """The weights with the largest of each row, or the first of several, set to 0."""
+    others = weights.copy()
+    np.put_along_axis(others, weights.argmax(axis=-1)[..., None], 0.0, axis=-1)
+    return others
+
+
+def entropy_at(products: Floats, weights: Floats, tau: float) -> Floats:
+    """Entropy of weights = softmax(products / tau), nats, 0 to ln(keys). Shapes (..., key) twice to (...).
+
+    sum p s - ln p_max with s = (largest product - product) / tau and p_max = 1 - the others: no term is negative, so
+    none cancels where one key has nearly all, as it would in -sum p ln p.
+
+    >>> row = np.array([100.0, 0.0])
+    >>> float(entropy_at(row, softmax_at(row, 1.0), 1.0) / np.exp(-100.0)).__round__(9)
+    101.0
+    """
+    with np.errstate(over="ignore"):
+        below = (products.max(axis=-1, keepdims=True) - products) / tau
+    spread = np.einsum("...i,...i->...", weights, np.where(weights > 0, below, 0.0))
+    value = spread - np.log1p(-np.einsum("...i->...", _others(weights)))
+    return np.minimum(value, np.log(products.shape[-1]))
+
+
 def sweep_values(products: Floats, tau: float) -> Floats:
     """The values of SWEEP of every row of q.k at a temperature, on a last axis. Shape (..., key) to (..., 5)."""
     weights = softmax_at(products, tau)
-    spread, norm, keys = entropy(weights), jacobian_norm(weights), products.shape[-1]
+    spread, norm, keys = entropy_at(products, weights, tau), jacobian_norm(weights), products.shape[-1]
     share = spread / np.log(keys) if keys > 1 else np.full_like(spread, np.nan)
     return np.stack([spread, share, weights.max(axis=-1), norm, norm / tau], axis=-1)
 
