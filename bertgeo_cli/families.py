@@ -71,10 +71,13 @@ class Family:
         """Whether segment ids (token_type_ids) mean anything to a model with this configuration."""
         return self.segments and getattr(config, "type_vocab_size", 0) > 1
 
+    def first_position(self, config: Any) -> int:
+        """The position of a text's first token: RoBERTa counts from the padding id + 1."""
+        return int(config.pad_token_id) + 1 if self.positions_after_padding else 0
+
     def usable_positions(self, config: Any) -> int:
-        """Tokens that fit, special ones included. RoBERTa counts positions from the padding id + 1."""
-        reserved = config.pad_token_id + 1 if self.positions_after_padding else 0
-        return int(config.max_position_embeddings) - reserved
+        """Tokens that fit, special ones included."""
+        return int(config.max_position_embeddings) - self.first_position(config)
 
     def positions(self, model: nn.Module, ids: Sequence[int]) -> Sequence[int]:
         """The position of each token of one text, as the family counts them: RoBERTa skips padding ids in a text."""
@@ -235,6 +238,17 @@ def activation_of(config: Any) -> Activation:
     """The MLP's activation that a configuration names."""
     name = getattr(config, "hidden_act", None) or config.activation
     return Activation(str(name), ACT2FN[name])
+
+
+def position_vectors(model: nn.Module) -> Tensor:
+    """The position embeddings of a loaded base encoder, a row for every place that a token can have, float64 (CPU).
+
+    As wide as the word embedding: in ELECTRA and ALBERT narrower than the model.
+    """
+    config: Any = model.config
+    family = FAMILIES[config.model_type]
+    rows: Tensor = attrgetter(family.position_embedding)(model).weight
+    return rows.detach().cpu().double()[family.first_position(config) :]
 
 
 def _rows(blocks: list[nn.Module], name: str, heads: int) -> tuple[Tensor, Tensor]:

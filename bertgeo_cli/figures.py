@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, singledispatch
-from math import ceil
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -827,18 +827,45 @@ def _(panel: Lines, page: _Page, box: Box, seat: Seat, scale: None) -> None:
         return _nothing(axes)
     for series, colour in zip(panel.series, page.line_colours(_line_key(panel)), strict=True):
         _paint_series(axes, series, colour)
+    if panel.log:
+        axes.set_xscale("log")
     _limit(axes, panel)
-    _number(axes, box, whole=panel.whole)
+    _number(axes, box, whole=panel.whole, log=panel.log)
+    if panel.mark is not None:
+        _mark(axes, panel.mark, panel.mark_label)
     return None
 
 
-def _number(axes: Axes, box: Box, whole: bool) -> None:
-    """Ticks at round places inside the limits, whole ones across where `whole`."""
-    across = MaxNLocator(max(3, int(box.width * 3)), integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+def _number(axes: Axes, box: Box, whole: bool, log: bool = False) -> None:
+    """Ticks at round places inside the limits; across whole ones where `whole`, those of a logarithm where `log`."""
     up = MaxNLocator(max(3, int(box.height * 2)), steps=[1, 2, 2.5, 5, 10])
-    for axis, locator in ((axes.xaxis, across), (axes.yaxis, up)):
-        places = _round_places(locator, *axis.get_view_interval())
-        axis.set_ticks(places, labels=_numbers(places))
+    places = _round_places(up, *axes.yaxis.get_view_interval())
+    axes.yaxis.set_ticks(places, labels=_numbers(places))
+    if log:
+        places = _log_places(*axes.get_xlim(), most=int(box.width * 4))
+        axes.xaxis.set_ticks(places, labels=[f"{place:g}" for place in places])
+        axes.xaxis.set_ticks([], minor=True)
+        return
+    across = MaxNLocator(max(3, int(box.width * 3)), integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+    places = _round_places(across, *axes.xaxis.get_view_interval())
+    axes.xaxis.set_ticks(places, labels=_numbers(places))
+
+
+def _log_places(low: float, high: float, most: int) -> list[float]:
+    """1, 2 and 5 times the powers of ten inside the limits; where those are more than `most` the powers alone."""
+    powers = 10.0 ** np.arange(floor(log10(low)), ceil(log10(high)) + 1)
+    fine, coarse = (
+        [place for place in np.outer(powers, factors).ravel().tolist() if low <= place <= high]
+        for factors in ((1, 2, 5), (1,))
+    )
+    return fine if len(fine) <= most else coarse
+
+
+def _mark(axes: Axes, at: float, label: str) -> None:
+    """A vertical line with its label above."""
+    axes.axvline(at, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
+    above = axes.get_xaxis_transform()
+    axes.text(at, 1.0, label, transform=above, size=style.TICK, color=style.QUIET, ha="center", va="bottom")
 
 
 def _label_plane(axes: Axes, panel: Lines | Points, page: _Page, box: Box) -> None:

@@ -8,6 +8,7 @@ before that import has cost seconds.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -210,6 +211,29 @@ def load_model(
     source = _find(name, revision, offline)
     with _quiet(), _no_network():
         return _load(source, chosen_dtype, chosen_device, builtin_class)
+
+
+def at_initialisation(loaded: LoadedModel, seed: int) -> LoadedModel:
+    """The same configuration, tokenizer and arithmetic with weights as transformers draws them before any training.
+
+    `seed` is 0 to 2^63 - 1; torch's own generator is left as it was.
+    """
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        drawn = _model_class(loaded.family)(copy.deepcopy(loaded.model.config), **_without_pooler(loaded.family))
+    model = drawn.to(loaded.device, DTYPES[loaded.dtype]).eval().requires_grad_(False)
+    identity = {**loaded.identity, "kind": "random", "weights_sha256": None}
+    return replace(loaded, name=f"{loaded.name} at random initialisation", model=model, identity=identity)
+
+
+def in_float64(loaded: LoadedModel) -> LoadedModel:
+    """A copy that computes in float64, where rounding lies far below what a float32 pass leaves.
+
+    Apple's devices know no float64: there it computes on the CPU.
+    """
+    device = "cpu" if loaded.device == "mps" else loaded.device
+    model = copy.deepcopy(loaded.model).to(device, torch.float64)
+    return replace(loaded, model=model, device=device, dtype="float64")
 
 
 def vocabulary_report(loaded: LoadedModel) -> VocabularyReport:

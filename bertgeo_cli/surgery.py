@@ -1,4 +1,5 @@
-"""Passes with parts of every block removed, as Dong et al. 2021 (arXiv 2103.03404) cut them out of BERT.
+"""Passes that lack something: parts of every block, as Dong et al. 2021 (arXiv 2103.03404) cut them out of BERT, or
+the position embeddings.
 
 `skip` removes the residual around attention alone: W_O's output goes straight into the first LayerNorm. `mlp` makes
 the MLP the identity: it, its LayerNorm and its residual vanish, and the block ends with the first LayerNorm. `both`
@@ -36,6 +37,17 @@ def ablated(loaded: LoadedModel, ablation: str) -> Iterator[None]:
             for cut in CUTS[ablation]:
                 cut(block, loaded.family, undo)
         yield
+
+
+@contextmanager
+def without_positions(loaded: LoadedModel) -> Iterator[None]:
+    """A pass run inside adds 0 to every token instead of a position embedding; on leaving, all is as it was before."""
+    embedding = loaded.model.get_submodule(loaded.family.position_embedding)
+    handle = embedding.register_forward_hook(lambda module, arguments, output: torch.zeros_like(output))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _without_skip(block: nn.Module, family: Family, undo: ExitStack) -> None:

@@ -91,10 +91,10 @@ def tokenize(text: str, pair: str | None = None) -> Tokens:
 # The forward pass
 
 
-def forward(ids: Sequence[int], segments: Sequence[int]) -> dict[str, Floats]:
-    """Every recordable tensor of one text, without its batch axis."""
+def forward(ids: Sequence[int], segments: Sequence[int], *, positions: bool = True) -> dict[str, Floats]:
+    """Every recordable tensor of one text, without its batch axis; on request without position embeddings."""
     words, places, kinds = (f"embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type"))
-    summed = weights(words)[list(ids)] + weights(places)[: len(ids)] + weights(kinds)[list(segments)]
+    summed = weights(words)[list(ids)] + weights(places)[: len(ids)] * positions + weights(kinds)[list(segments)]
     x = layer_norm(summed, "embeddings.LayerNorm")
     depths, layers = [x], []
     for layer in range(config()["num_hidden_layers"]):

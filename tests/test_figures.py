@@ -421,6 +421,19 @@ def test_a_single_layer_has_a_single_whole_tick() -> None:
     assert axes.get_ylim()[0] <= 0 < 1 <= axes.get_ylim()[1]
 
 
+def test_a_logarithmic_axis_has_round_ticks_and_a_marked_place() -> None:
+    x = np.array([0.35, 1.0, 5.0, 90.0])
+    curve = (Series("one", x, x),)
+    axes = draw(page(Lines(curve, "tau", "y", whole=False, log=True, mark=5.0, mark_label="own"))).axes[0]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xticks().tolist() == [0.5, 1, 2, 5, 10, 20, 50, 100]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "1", "2", "5", "10", "20", "50", "100"]
+    assert axes.lines[-1].get_xdata() == [5.0, 5.0]
+    assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("own", 5.0)]
+    many = draw(page(Lines((Series("one", 10.0 ** np.arange(12), x[:1].repeat(12)),), "tau", "y", log=True))).axes[0]
+    assert many.get_xticks().tolist() == (10.0 ** np.arange(12)).tolist()
+
+
 def test_points_are_labelled_as_far_as_they_fit(tmp_path: Path) -> None:
     few, many = draw(page(cloud(8))).axes[0], draw(page(cloud(144))).axes[0]
     assert sorted(text.get_text() for text in few.texts) == sorted(cloud(8).labels)

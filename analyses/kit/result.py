@@ -89,7 +89,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a common x, whole numbers on it where `whole` (depth, layer)."""
+    """Curves over a common x, whole numbers on it where `whole` (depth, layer), its logarithm where `log`.
+
+    A `mark` is a vertical line at that x, with a label.
+    """
 
     series: tuple[Series, ...]
     x_label: str
@@ -98,6 +101,9 @@ class Lines:
     whole: bool = True
     low: float | None = None
     high: float | None = None
+    log: bool = False
+    mark: float | None = None
+    mark_label: str = ""
 
 
 @dataclass(frozen=True)
