@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, singledispatch
-from math import ceil
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize, to_rgba
+from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize, to_hex, to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path as Curve
@@ -183,6 +183,8 @@ def _(panel: ClassMap, scale: None) -> list[Key]:
 
 @_keys.register
 def _(panel: Points, scale: None) -> list[Key]:
+    if panel.names:
+        return [ClassKey(panel.names, tuple(map(to_hex, _name_colours(panel))))]
     return [GroupKey(panel.group_label, tuple(sorted(set(panel.groups))))] if panel.groups else []
 
 
@@ -823,22 +825,57 @@ def _(panel: Lines, page: _Page, seat: Seat) -> Room:
 def _(panel: Lines, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     axes = page.axes(box)
     _label_plane(axes, panel, page, box)
+    panel = _positive(panel) if panel.log_y else panel
     if not any(np.isfinite(series.y).any() for series in panel.series):
         return _nothing(axes)
+    axes.set_yscale("log" if panel.log_y else "linear")
     for series, colour in zip(panel.series, page.line_colours(_line_key(panel)), strict=True):
         _paint_series(axes, series, colour)
     _limit(axes, panel)
-    _number(axes, box, whole=panel.whole)
+    _number(axes, box, whole=panel.whole, powers=panel.log_y)
     return None
 
 
-def _number(axes: Axes, box: Box, whole: bool) -> None:
-    """Ticks at round places inside the limits, whole ones across where `whole`."""
+def _positive(panel: Lines) -> Lines:
+    """Without what has no logarithm."""
+
+    curves = []
+    for curve in panel.series:
+        low = None if curve.low is None else np.where(curve.low > 0, curve.low, np.nan)
+        curves.append(replace(curve, y=np.where(curve.y > 0, curve.y, np.nan), low=low))
+    return replace(panel, series=tuple(curves))
+
+
+def _number(axes: Axes, box: Box, whole: bool, powers: bool = False) -> None:
+    """Ticks at round places inside the limits, whole ones across where `whole`, upwards `powers` of ten or numbers."""
     across = MaxNLocator(max(3, int(box.width * 3)), integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
     up = MaxNLocator(max(3, int(box.height * 2)), steps=[1, 2, 2.5, 5, 10])
-    for axis, locator in ((axes.xaxis, across), (axes.yaxis, up)):
+    if powers:
+        _number_powers(axes, box)
+    for axis, locator in ((axes.xaxis, across), (axes.yaxis, up))[: 1 if powers else 2]:
         places = _round_places(locator, *axis.get_view_interval())
         axis.set_ticks(places, labels=_numbers(places))
+
+
+def _number_powers(axes: Axes, box: Box) -> None:
+    """A logarithmic axis upwards, with ticks at powers of ten, or at 1, 2 and 5 times them where few are in sight."""
+    low, high = axes.get_ylim()
+    exponents = range(floor(log10(low)), ceil(log10(high)) + 1)
+    step = _step(len(exponents), box.height, style.TICK)
+    factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
+    ticks = [factor * 10.0**exponent for exponent in exponents[::step] for factor in factors]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(shown, labels=[_power(tick) for tick in shown], minor=False)
+    axes.set_yticks([], minor=True)
+
+
+def _power(tick: float) -> str:
+    exponent = floor(log10(tick) + 1e-9)
+    if -3 <= exponent <= 3:
+        return f"{tick:.6g}"
+    factor = round(tick / 10.0**exponent)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if factor == 1 else f"{factor}·10{raised}"
 
 
 def _label_plane(axes: Axes, panel: Lines | Points, page: _Page, box: Box) -> None:
@@ -857,12 +894,14 @@ def _paint_series(axes: Axes, series: Series, colour: str | style.Colour) -> Non
 
 def _limit(axes: Axes, panel: Lines) -> None:
     """The limits asked for, a little wider: a curve on the edge is drawn whole."""
+    if panel.whole and np.ptp(axes.get_xlim()) < 1:
+        axes.set_xlim(*_centred(*axes.get_xlim(), 1.2))
+    if panel.log_y:
+        return
     low, high = axes.get_ylim()
     low, high = low if panel.low is None else panel.low, high if panel.high is None else panel.high
     low, high = _apart(low, high)
     pad = 0.02 * (high - low)
-    if panel.whole and np.ptp(axes.get_xlim()) < 1:
-        axes.set_xlim(*_centred(*axes.get_xlim(), 1.2))
     axes.set_ylim(low - pad * (panel.low is not None), high + pad * (panel.high is not None))
 
 
@@ -917,9 +956,17 @@ def _slimness(panel: Points, there: NDArray[np.bool_]) -> float:
     return min(max((high - low) / (right - left) * 1.05, 0.5), 1.0)
 
 
-def _point_colours(panel: Points, there: NDArray[np.bool_]) -> list[style.Colour] | str:
+def _name_colours(panel: Points) -> Sequence[str | style.Colour]:
+    few = len(panel.names) <= len(style.FEW)
+    return style.FEW[: len(panel.names)] if few else style.map_colours(style.GROUPS, len(panel.names))
+
+
+def _point_colours(panel: Points, there: NDArray[np.bool_]) -> list[str | style.Colour] | str:
     if not panel.groups:
         return style.FEW[0]
+    if panel.names:
+        names = _name_colours(panel)
+        return [names[panel.groups[place]] for place in np.flatnonzero(there)]
     key = GroupKey(panel.group_label, tuple(sorted(set(panel.groups))))
     colours = style.map_colours(style.GROUPS, len(key.groups))
     return [colours[place] for place, is_there in zip(key.places(panel.groups), there, strict=True) if is_there]

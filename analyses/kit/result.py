@@ -89,7 +89,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a common x, whole numbers on it where `whole` (depth, layer)."""
+    """Curves over a common x, whole numbers on it where `whole` (depth, layer); y by powers of ten where `log_y`,
+    which has no limits but those of the curves.
+    """
 
     series: tuple[Series, ...]
     x_label: str
@@ -98,11 +100,15 @@ class Lines:
     whole: bool = True
     low: float | None = None
     high: float | None = None
+    log_y: bool = False
 
 
 @dataclass(frozen=True)
 class Points:
-    """A labelled scatter on a plane; `groups` (such as the layer) gives the colour and has its own label."""
+    """A labelled scatter on a plane; `groups` (such as the layer) gives the colour and has its own label.
+
+    With `names` the groups are places in them, and a legend stands in for the scale.
+    """
 
     x: Floats
     y: Floats
@@ -113,6 +119,7 @@ class Points:
     y_label: str
     title: str = ""
     equal: bool = True
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
