@@ -298,7 +298,9 @@ def _refuse_conflicts(texts: InputOptions) -> None:
         raise UsageError("both a text and --corpus were given", "Give one of them.")
     if texts.pair is not None and texts.text is None:
         raise UsageError("--pair was given without a text", "Give the first text before it.")
-    for text in (texts.text, texts.pair):
+    if texts.several and texts.corpus is not None:
+        raise UsageError("both texts and --texts were given", "Give one of them.")
+    for text in (texts.text, texts.pair, *(texts.several or ())):
         if text is not None:
             _refuse_unreadable(text)
 

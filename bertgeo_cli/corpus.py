@@ -20,6 +20,8 @@ OnError = Literal["stop", "skip"]
 Status = Literal["ok", "empty", "truncated", "split", "skipped", "undecodable"]
 
 NUCLEOTIDES = re.compile(r"\s*([ACGTUN]\s*)+", re.IGNORECASE)
+WORD_START = " \u2581"
+"""What sentencepiece puts before a word, and the space that it stands for."""
 LONGEST_KMER = 8
 KMER_SAMPLE = 200
 """Residues that tell which K-mers a vocabulary holds."""
@@ -86,6 +88,11 @@ class Encoder:
         return [
             replace(self._tokenized(part, text.text, None, text.line), part=number) for number, part in enumerate(parts)
         ]
+
+    def normalised(self, text: str) -> str:
+        """A text as the tokenizer reads it before cutting it up: lower case and without accents where it is uncased."""
+        normaliser = self.tokenizer.backend_tokenizer.normalizer
+        return (normaliser.normalize_str(text) if normaliser else text).strip(WORD_START)
 
     def _encoding(self, text: str, pair: str | None, max_tokens: int | None) -> Any:
         backend = self.tokenizer.backend_tokenizer

@@ -17,10 +17,11 @@ import matplotlib.figure
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize, to_rgba
+from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize, to_hex, to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path as Curve
@@ -183,6 +184,8 @@ def _(panel: ClassMap, scale: None) -> list[Key]:
 
 @_keys.register
 def _(panel: Points, scale: None) -> list[Key]:
+    if panel.names:
+        return [ClassKey(panel.names, tuple(map(to_hex, _name_colours(panel))))]
     return [GroupKey(panel.group_label, tuple(sorted(set(panel.groups))))] if panel.groups else []
 
 
@@ -823,40 +826,56 @@ def _(panel: Lines, page: _Page, seat: Seat) -> Room:
 def _(panel: Lines, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     axes = page.axes(box)
     _label_plane(axes, panel, page, box)
+    panel = _positive(panel) if panel.log_y else panel
     if not any(np.isfinite(series.y).any() for series in panel.series):
         return _nothing(axes)
+    axes.set_yscale("log" if panel.log_y else "linear")
     for series, colour in zip(panel.series, page.line_colours(_line_key(panel)), strict=True):
         _paint_series(axes, series, colour)
-    if panel.log:
-        axes.set_xscale("log")
+    axes.set_xscale("log" if panel.log_x else "linear")
     _limit(axes, panel)
-    _number(axes, box, whole=panel.whole, log=panel.log)
+    _number(axes, box, whole=panel.whole, log_x=panel.log_x, log_y=panel.log_y)
     if panel.mark is not None:
         _mark(axes, panel.mark, panel.mark_label)
     return None
 
 
-def _number(axes: Axes, box: Box, whole: bool, log: bool = False) -> None:
-    """Ticks at round places inside the limits; across whole ones where `whole`, those of a logarithm where `log`."""
-    up = MaxNLocator(max(3, int(box.height * 2)), steps=[1, 2, 2.5, 5, 10])
-    places = _round_places(up, *axes.yaxis.get_view_interval())
-    axes.yaxis.set_ticks(places, labels=_numbers(places))
+def _positive(panel: Lines) -> Lines:
+    """Without what has no logarithm."""
+    curves = []
+    for curve in panel.series:
+        low = None if curve.low is None else np.where(curve.low > 0, curve.low, np.nan)
+        curves.append(replace(curve, y=np.where(curve.y > 0, curve.y, np.nan), low=low))
+    return replace(panel, series=tuple(curves))
+
+
+def _number(axes: Axes, box: Box, *, whole: bool = False, log_x: bool = False, log_y: bool = False) -> None:
+    """Ticks at round places inside the limits, whole ones across where `whole`; of logarithms at 1, 2, 5 or powers."""
+    _number_axis(axes.xaxis, int(box.width * 3), log_x, integer=whole, min_n_ticks=1)
+    _number_axis(axes.yaxis, int(box.height * 2), log_y)
+
+
+def _number_axis(axis: Axis, most: int, log: bool, **how: Any) -> None:
     if log:
-        places = _log_places(*axes.get_xlim(), most=int(box.width * 4))
-        axes.xaxis.set_ticks(places, labels=[f"{place:g}" for place in places])
-        axes.xaxis.set_ticks([], minor=True)
-        return
-    across = MaxNLocator(max(3, int(box.width * 3)), integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
-    places = _round_places(across, *axes.xaxis.get_view_interval())
-    axes.xaxis.set_ticks(places, labels=_numbers(places))
+        places = _log_places(*axis.get_view_interval(), most=2 * most)
+        axis.set_ticks(places, labels=[_power(place) for place in places])
+        axis.set_ticks([], minor=True)
+    else:
+        places = _round_places(MaxNLocator(max(3, most), steps=[1, 2, 2.5, 5, 10], **how), *axis.get_view_interval())
+        axis.set_ticks(places, labels=_numbers(places))
 
 
 def _log_places(low: float, high: float, most: int) -> list[float]:
-    """1, 2 and 5 times the powers of ten inside the limits; where those are more than `most` the powers alone."""
-    powers = 10.0 ** np.arange(floor(log10(low)), ceil(log10(high)) + 1)
+    """1, 2 and 5 times the powers of ten inside the limits; where those are more than `most` powers alone."""
+    exponents = range(floor(log10(low)), ceil(log10(high)) + 1)
     fine, coarse = (
-        [place for place in np.outer(powers, factors).ravel().tolist() if low <= place <= high]
-        for factors in ((1, 2, 5), (1,))
+        [
+            place
+            for exponent in exponents[::step]
+            for factor in factors
+            if low <= (place := factor * 10.0**exponent) <= high
+        ]
+        for factors, step in (((1, 2, 5), 1), ((1,), ceil(len(exponents) / most)))
     )
     return fine if len(fine) <= most else coarse
 
@@ -866,6 +885,15 @@ def _mark(axes: Axes, at: float, label: str) -> None:
     axes.axvline(at, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
     above = axes.get_xaxis_transform()
     axes.text(at, 1.0, label, transform=above, size=style.TICK, color=style.QUIET, ha="center", va="bottom")
+
+
+def _power(tick: float) -> str:
+    exponent = floor(log10(tick) + 1e-9)
+    if -3 <= exponent <= 3:
+        return f"{tick:.6g}"
+    factor = round(tick / 10.0**exponent)
+    raised = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if factor == 1 else f"{factor}·10{raised}"
 
 
 def _label_plane(axes: Axes, panel: Lines | Points, page: _Page, box: Box) -> None:
@@ -884,12 +912,14 @@ def _paint_series(axes: Axes, series: Series, colour: str | style.Colour) -> Non
 
 def _limit(axes: Axes, panel: Lines) -> None:
     """The limits asked for, a little wider: a curve on the edge is drawn whole."""
+    if panel.whole and np.ptp(axes.get_xlim()) < 1:
+        axes.set_xlim(*_centred(*axes.get_xlim(), 1.2))
+    if panel.log_y:
+        return
     low, high = axes.get_ylim()
     low, high = low if panel.low is None else panel.low, high if panel.high is None else panel.high
     low, high = _apart(low, high)
     pad = 0.02 * (high - low)
-    if panel.whole and np.ptp(axes.get_xlim()) < 1:
-        axes.set_xlim(*_centred(*axes.get_xlim(), 1.2))
     axes.set_ylim(low - pad * (panel.low is not None), high + pad * (panel.high is not None))
 
 
@@ -929,7 +959,7 @@ def _(panel: Points, page: _Page, box: Box, seat: Seat, scale: None) -> None:
     x, y, colours = panel.x[plane.there], panel.y[plane.there], _point_colours(panel, plane.there)
     axes.scatter(x, y, s=14, c=colours, linewidths=0.3, edgecolors="white")
     axes.set(xlim=plane.x, ylim=plane.y, aspect="equal" if panel.equal else "auto")
-    _number(axes, box, whole=False)
+    _number(axes, box)
     for place, (left, bottom) in plane.labels.items():
         at = left / box.width, bottom / box.height
         axes.text(*at, panel.labels[place], transform=axes.transAxes, size=POINT_LABEL, va="bottom")
@@ -944,9 +974,17 @@ def _slimness(panel: Points, there: NDArray[np.bool_]) -> float:
     return min(max((high - low) / (right - left) * 1.05, 0.5), 1.0)
 
 
-def _point_colours(panel: Points, there: NDArray[np.bool_]) -> list[style.Colour] | str:
+def _name_colours(panel: Points) -> Sequence[str | style.Colour]:
+    few = len(panel.names) <= len(style.FEW)
+    return style.FEW[: len(panel.names)] if few else style.map_colours(style.GROUPS, len(panel.names))
+
+
+def _point_colours(panel: Points, there: NDArray[np.bool_]) -> list[str | style.Colour] | str:
     if not panel.groups:
         return style.FEW[0]
+    if panel.names:
+        names = _name_colours(panel)
+        return [names[panel.groups[place]] for place in np.flatnonzero(there)]
     key = GroupKey(panel.group_label, tuple(sorted(set(panel.groups))))
     colours = style.map_colours(style.GROUPS, len(key.groups))
     return [colours[place] for place, is_there in zip(key.places(panel.groups), there, strict=True) if is_there]

@@ -139,9 +139,10 @@ def check(options: InputOptions | CorpusInput) -> None:
     """
     if options.stride is not None and options.kmer is None and "stride" in options.typed:
         raise UsageError("--stride was given without --kmer", "Give the length of the K-mers by --kmer.")
-    if options.text is not None:
+    given = options.several or [text for text in (options.text, options.pair) if text]
+    if given:
         _refuse_unread(options, UNREAD_OF_TEXT, "the input is a text")
-        for text in filter(None, (options.text, options.pair)):
+        for text in given:
             as_read(text, options)
     elif options.corpus is None:
         _refuse_unread(options, UNREAD_OF_SAMPLE, "no --corpus")

@@ -53,13 +53,18 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 FORMAT = "Corpus format"
+SUBJECT = "subject"
+"""The panel of an argument that says what is asked about: it comes before the texts."""
 SHARD_TEXTS = 1024
 """Texts to a shard: with fewer, batches of equal length get too small to be fast; more take more memory."""
 
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """The corpus and what its file holds. `typed` names the options that the command line itself gave."""
+    """The corpus and what its file holds. `typed` names the options that the command line itself gave.
+
+    `several` are texts typed one by one, which are read as the lines of a corpus.
+    """
 
     corpus: str | None = option(
         None,
@@ -122,12 +127,13 @@ class CorpusOptions:
     special_tokens_in_text: bool = option(
         False, "Read [SEP], [MASK] and the like in the text as special tokens, not as text.", panel="Input"
     )
+    several: Sequence[str] | None = None
     typed: frozenset[str] = frozenset()
 
     @property
     def given(self) -> bool:
         """Whether the user names texts, so that it is not the sample that would be read."""
-        return self.corpus is not None
+        return self.corpus is not None or bool(self.several)
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,28 @@ class CorpusInput(CorpusOptions):
     def pair(self) -> None:
         """Nor a second one to it."""
         return None
+
+
+@dataclass(frozen=True)
+class TextsInput(CorpusInput):
+    """What a study of several texts reads: those typed, a corpus, or the sample."""
+
+    corpus: str | None = option(
+        None,
+        "A file of texts, plain or .gz: a text a line, or .tsv, .csv, .jsonl, .fasta; - is standard input.",
+        "--texts",
+        "--corpus",
+        panel="Input",
+        metavar="FILE",
+    )
+    several: list[str] | None = option(
+        None, "The texts to read; without any or --texts, the sample corpus.", panel="argument", metavar="TEXT"
+    )
+
+    @property
+    def as_input(self) -> TextsInput:
+        """Itself: what reads texts understands it."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -441,10 +469,10 @@ def command_function(groups: Sequence[type], act: Callable[..., None], name: str
         act(*objects)
 
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    annotated = [both for group in groups for both in _annotated(group)]
     parameters = [context] + [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotation)
-        for group in groups
-        for field, annotation in _annotated(group)
+        for field, annotation in sorted(annotated, key=lambda both: both[0].metadata.get("panel") != SUBJECT)
     ]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -494,14 +522,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _annotated(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = typing.get_type_hints(group)
-    fields = [field for field in dataclasses.fields(group) if field.name != "typed"]
+    fields = [field for field in dataclasses.fields(group) if "help" in field.metadata]
     return [(field, _annotation(field, hints[field.name])) for field in fields]
 
 
 def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:
     about = field.metadata
     panel = about.get("panel") or "Analysis"
-    if panel == "argument":
+    if panel in ("argument", SUBJECT):
         return Annotated[
             hint,
             typer.Argument(help=about["help"], metavar=about.get("metavar") or field.name.upper(), show_default=False),

@@ -33,6 +33,11 @@ def text_source(text: TokenizedText) -> dict[str, Any]:
     return {"kind": "text", "text": text.text, "pair": text.pair, "tokens": len(text)}
 
 
+def texts_identity(name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Which texts were typed."""
+    return {"kind": "texts", "name": name, "texts": list(texts)}
+
+
 def corpus_identity(path: Path | str, encoding: str) -> dict[str, Any]:
     """Which corpus it is: its name and hash. Raises UsageError for a file that cannot be read."""
     try:

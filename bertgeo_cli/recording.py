@@ -273,14 +273,31 @@ def run_pass(
     *,
     needs: frozenset[str],
     backend: str = "eager",
+    differentiable: bool = False,
 ) -> dict[str, list[Tensor]]:
     """One recorded pass over token ids (batch, token); a mask is for proofs only, analyses never pad.
+
+    With `differentiable` what is recorded hangs on one graph that begins at the word embeddings: gradients of any of
+    it by any of it are there; parameters have none.
 
     Raises: RecordingError when a layer did not report exactly once.
     """
     recorder = Recorder(needs, backend)
-    _pass(loaded, recorder, ids, segments, mask)
+    with _followed(loaded) if differentiable else torch.inference_mode():
+        _pass(loaded, recorder, ids, segments, mask)
     return recorder.layers[0]
+
+
+@contextmanager
+def _followed(loaded: LoadedModel) -> Iterator[None]:
+    """Gradients are kept of a pass run inside, from the word embeddings on."""
+    embedding = loaded.model.get_submodule(loaded.family.embedding)
+    handle = embedding.register_forward_hook(lambda module, ids, output: output.detach().requires_grad_())
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        handle.remove()
 
 
 def _pass(
@@ -294,7 +311,7 @@ def _pass(
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     if loaded.segments:
         inputs["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
-    with torch.inference_mode(), recording(loaded, recorder):
+    with recording(loaded, recorder):
         loaded.model(**inputs)
     _check_complete(recorder, loaded)
 
@@ -352,7 +369,7 @@ def record_batch(
     layers: list[dict[str, list[Tensor]]] = [{} for _ in parts]
     for ablation, names in by_pass(needs).items():
         recorder = Recorder(names, backend, parts)
-        with ablated(loaded, ablation):
+        with torch.inference_mode(), ablated(loaded, ablation):
             _pass(loaded, recorder, **inputs)
         for held, found in zip(layers, recorder.layers, strict=True):
             held.update({under(ablation, name): tensors for name, tensors in found.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 from analyses.kit.record import TokenizedText
 
 from . import provenance
-from .corpus import Encoder, Line, Reading, kmer_size, prepare, read_lines, too_long
+from .corpus import Encoder, Line, Long, Reading, kmer_size, prepare, read_lines, too_long
 from .errors import BertgeoError
-from .formats import Layout, as_read, format_of, is_compressed, is_rereadable, labels_of, name_of, open_entries
+from .formats import Entry, Layout, as_read, format_of, is_compressed, is_rereadable, labels_of, name_of, open_entries
 from .models import LoadedModel
 from .options import CorpusInput, InputOptions
 from .samples import SAMPLE_CORPUS
@@ -35,7 +36,7 @@ class Source:
     @property
     def is_rereadable(self) -> bool:
         """Whether the corpus can be read more than once."""
-        return is_rereadable(self.path)
+        return bool(self.options.several) or is_rereadable(self.path)
 
     @property
     def is_grouped(self) -> bool:
@@ -52,20 +53,26 @@ class Source:
     @property
     def name(self) -> str:
         """The corpus as messages name it."""
+        if self.options.several:
+            return "the texts given"
         return "the sample corpus" if self.options.corpus is None else name_of(self.path)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Which of `id` and `group` the corpus gives its texts."""
-        return labels_of(self.path, self.options)
+        return () if self.options.several else labels_of(self.path, self.options)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Which corpus it is. Raises UsageError for a file that cannot be read."""
+        if self.options.several:
+            return provenance.texts_identity(self.name, self.options.several)
         return provenance.corpus_identity(self.path, self.options.encoding)
 
     def refuse_changed(self) -> None:
         """Raise BertgeoError when the corpus is no longer the one that `identity` names."""
+        if self.options.several:
+            return
         if self.identity["sha256"] not in (None, provenance.corpus_identity(self.path, "")["sha256"]):
             raise BertgeoError(f"{self.name} changed while it was read", "Run it anew by --force.")
 
@@ -85,10 +92,18 @@ class Source:
 
     def lines(self) -> Iterator[tuple[Line, TokenizedText | None]]:
         """Every line of the corpus, with the text that goes to the model, if any does."""
-        reading = Reading(self.options.long or "truncate", self.options.on_error, self.options.limit)
-        with open_entries(self.path, self.options) as (self.layout, entries):
+        usual: Long = "error" if self.options.several else "truncate"
+        reading = Reading(self.options.long or usual, self.options.on_error, self.options.limit)
+        with self._entries() as (self.layout, entries):
             for line in read_lines(entries, reading, self.name):
                 yield from prepare(line, self.encoder, reading)
+
+    def _entries(self) -> AbstractContextManager[tuple[Layout, Iterator[Entry]]]:
+        several = self.options.several
+        if not several:
+            return open_entries(self.path, self.options)
+        entries = (Entry(number, as_read(text, self.options)) for number, text in enumerate(several, start=1))
+        return nullcontext((self.layout, entries))
 
     def texts(self) -> Iterator[TokenizedText]:
         """What goes to the model."""
@@ -99,6 +114,8 @@ class Source:
 
     def expected_lines(self) -> int | None:
         """How many lines there are, where that can be told before."""
+        if self.options.several:
+            return len(self.options.several)
         if is_compressed(self.path) or not self.is_rereadable:
             return None
         if self.options.limit and format_of(self.path, self.options) != "txt":

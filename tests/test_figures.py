@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -166,6 +167,8 @@ GALLERY = {
     "curves side by side": page(curves(12, True), curves(12), columns=2),
     "eight points": page(cloud(8)),
     "144 points": page(cloud(144)),
+    "named points": page(replace(cloud(24), names=("river", "money"))),
+    "powers of ten": page(replace(curves(3, True), log_y=True), Lines((), "x", "y", log_y=True), columns=2),
     "coloured text": page(coloured()),
     "odd coloured text": page(ColouredText(ODD, ("$a$", "b"), attention(20)[:2], "weight $w$")),
     "graph": page(graph()),
@@ -424,13 +427,13 @@ def test_a_single_layer_has_a_single_whole_tick() -> None:
 def test_a_logarithmic_axis_has_round_ticks_and_a_marked_place() -> None:
     x = np.array([0.35, 1.0, 5.0, 90.0])
     curve = (Series("one", x, x),)
-    axes = draw(page(Lines(curve, "tau", "y", whole=False, log=True, mark=5.0, mark_label="own"))).axes[0]
+    axes = draw(page(Lines(curve, "tau", "y", whole=False, log_x=True, mark=5.0, mark_label="own"))).axes[0]
     assert axes.get_xscale() == "log"
     assert axes.get_xticks().tolist() == [0.5, 1, 2, 5, 10, 20, 50, 100]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "1", "2", "5", "10", "20", "50", "100"]
     assert axes.lines[-1].get_xdata() == [5.0, 5.0]
     assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [("own", 5.0)]
-    many = draw(page(Lines((Series("one", 10.0 ** np.arange(12), x[:1].repeat(12)),), "tau", "y", log=True))).axes[0]
+    many = draw(page(Lines((Series("one", 10.0 ** np.arange(12), x[:1].repeat(12)),), "tau", "y", log_x=True))).axes[0]
     assert many.get_xticks().tolist() == (10.0 ** np.arange(12)).tolist()
 
 
@@ -440,6 +443,36 @@ def test_points_are_labelled_as_far_as_they_fit(tmp_path: Path) -> None:
     assert 40 < len(many.texts) < 144
     (note,) = save(page(cloud(144)), tmp_path / "f.png", "png")
     assert note == f"{len(many.texts)} of 144 labels fit without overlap, the most isolated points first."
+
+
+def named_cloud() -> Points:
+    return replace(cloud(24), names=("river", "money"))
+
+
+def test_points_with_names_have_a_legend_of_them() -> None:
+    drawn = draw(page(named_cloud(), named_cloud(), columns=2))
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["river", "money"]
+    colours = [to_rgba(colour) for colour in style.FEW[:2]]
+    assert [patch.get_facecolor() for patch in legend.get_patches()] == colours
+    painted = [tuple(colour) for colour in drawn.axes[0].collections[0].get_facecolors()]
+    assert painted == [colours[group] for group in cloud(24).groups]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.15, 6.0], ["0.2", "0.5", "1", "2", "5"]),
+        ([1e-7, 10.0], ["10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "1", "10"]),
+    ],
+)
+def test_a_logarithmic_axis_is_numbered_by_powers_of_ten(values: list[float], expected: list[str]) -> None:
+    axes = draw(page(Lines((Series("a", np.arange(2.0), np.array(values)),), "x", "y", log_y=True))).axes[0]
+    assert axes.get_yscale() == "log"
+    assert ticks(axes, "y") == expected
+    places = axes.transData.transform([(0, tick) for tick in axes.get_yticks()])[:, 1]
+    exponents = np.log10(axes.get_yticks())
+    np.testing.assert_allclose(np.diff(places) / np.diff(exponents), np.ptp(places) / np.ptp(exponents))
 
 
 def test_an_inch_is_worth_the_same_both_ways() -> None:
@@ -586,6 +619,9 @@ BAD: dict[str, Panel] = {
     "empty curve": Lines((Series("a", np.array([]), np.array([])),), "x", "y"),
     "missing curve": Lines((Series("a", np.arange(3.0), np.full(3, np.nan)),), "x", "y"),
     "curve with a gap": Lines((Series("", np.arange(3.0), np.array([1, np.nan, 1])),), "x", "y", low=1, high=1),
+    "constant by powers": Lines((Series("a", np.arange(3.0), np.full(3, 2.0)),), "x", "y", log_y=True),
+    "zeros by powers": Lines((Series("a", np.arange(3.0), np.zeros(3)),), "x", "y", log_y=True),
+    "far apart by powers": Lines((Series("a", np.arange(2.0), np.array([1e-30, 1e30])),), "x", "y", log_y=True),
     "no points": Points(np.array([]), np.array([]), (), (), "group", "x", "y"),
     "one point": Points(np.array([1.0]), np.array([1.0]), ("a",), (0,), "group", "x", "y"),
     "equal points": Points(np.ones(5), np.ones(5), tuple("abcde"), (), "group", "x", "y"),

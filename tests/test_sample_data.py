@@ -118,6 +118,15 @@ def test_each_ambiguous_word_has_two_sentences_and_two_senses() -> None:
     assert min(Counter(senses["bank"]).values()) >= 2
 
 
+def test_the_twenty_banks_are_ten_of_each_sense_and_none_of_the_sentences() -> None:
+    header, *rows = (line.split("\t") for line in read_lines("bank.tsv"))
+    assert header == ["text", "sense"]
+    assert Counter(sense for _, sense in rows) == {"riverside": 10, "finance": 10}
+    texts = [text for text, _ in rows]
+    assert all(words(text).count("bank") == 1 for text in texts)
+    assert len({*texts, *read_lines("sentences.txt")}) == 20 + len(read_lines("sentences.txt"))
+
+
 def test_sentences_show_the_surface_mark_of_their_phenomenon() -> None:
     assert all(sentence.endswith("?") for sentence in labelled("question"))
     assert all(re.search(r"\d", sentence) for sentence in labelled("number"))

@@ -86,7 +86,11 @@ def test_a_study_is_deterministic_and_describes_what_it_writes(
     assert written == set(told["tables"])
 
 
-EXAMPLES: dict[str, tuple[str, ...]] = {"scaling": ("--tau", "2"), "positions": ("the cat sat on the mat",)}
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "scaling": ("--tau", "2"),
+    "positions": ("the cat sat on the mat",),
+    "residuals": ("the old cat sat on the mat",),
+}
 """What a study is given on the tiny model, where it needs something."""
 
 WITH_A_HEAD = {"mlm": "masked_lm_folder", "classify": "classifier_folder"}

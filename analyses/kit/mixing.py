@@ -40,21 +40,22 @@ def layer_weights(weights: HeadWeights, shape: ModelShape, layers: Sequence[int]
     return {layer: LayerWeights(*(part[shape.weight_layer[layer]].numpy() for part in tensors)) for layer in layers}
 
 
-def own_part(self_attention: Floats, values: Floats, output: Floats) -> Floats:
-    """What a token's attention output has of the token itself, sum_h A_ii f_h(x_i): (text, token, width).
+def contributions(attention: Floats, values: Floats, output: Floats) -> Floats:
+    """What each token adds to an attention output, sum_h A_ij f_h(x_j): (text, token, width).
 
     f_h(x) = (x W_V + b_V) W_O, the head's values (text, head, token, channel) times its rows of `output`
-    (head x channel, width); `self_attention` are the diagonals of A (text, head, token). No vector of a pair (i, j)
-    is ever formed: what others give is the rest of the output.
+    (head x channel, width). `attention` (text, head, token) is the weight of every token j for one token i, whose
+    output they and b_O add up to; or the diagonal of A, for what every token gives itself: no vector of a pair is
+    formed there.
 
-    >>> own_part(np.array([[[0.25, 0.0]]]), np.array([[[[4.0], [8.0]]]]), np.eye(1)).ravel().tolist()
+    >>> contributions(np.array([[[0.25, 0.0]]]), np.array([[[[4.0], [8.0]]]]), np.eye(1)).ravel().tolist()
     [1.0, 0.0]
     """
     texts, heads, tokens, channels = values.shape
-    own = np.empty((texts, tokens, heads, channels))
-    np.multiply(self_attention[..., None], values, out=own.swapaxes(1, 2))
+    weighted = np.empty((texts, tokens, heads, channels))
+    np.multiply(attention[..., None], values, out=weighted.swapaxes(1, 2))
     # torch's product takes half the time of NumPy's for short texts.
-    joined: Floats = (torch.from_numpy(own).flatten(2) @ torch.from_numpy(output)).numpy()
+    joined: Floats = (torch.from_numpy(weighted).flatten(2) @ torch.from_numpy(output)).numpy()
     return joined
 
 
@@ -99,7 +100,7 @@ def parts_of_output(piece: Piece, layer: int, weights: LayerWeights) -> tuple[Fl
     """
     attention = piece.record.of_layer("attention", layer)[piece.texts]
     diagonal = np.diagonal(attention, axis1=2, axis2=3)[..., piece.kept].astype(np.float64, order="C")
-    own = own_part(diagonal, piece.vectors("v", layer), weights.output)
+    own = contributions(diagonal, piece.vectors("v", layer), weights.output)
     others = piece.vectors("attention_projection", layer)
     others -= weights.bias
     others -= own

@@ -173,7 +173,7 @@ def _geometry_figure(places: Places) -> Figure:
         Heatmap(
             kinds[1][1].cosines, "Cosine, centred", (), (), "position", "position", "cosine", None, None, diverging=True
         ),
-        Lines(tuple(held), "singular directions", "share of sum sigma^2", "Spectrum", False, 0.0, 1.0, log=True),
+        Lines(tuple(held), "singular directions", "share of sum sigma^2", "Spectrum", False, 0.0, 1.0, log_x=True),
         Lines(tuple(alike), "places apart", "mean cosine", "Cosine by distance"),
     )
     note = "Centred: less the mean over positions. Bands: one standard deviation over pairs either side."

@@ -89,9 +89,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a common x, whole numbers on it where `whole` (depth, layer), its logarithm where `log`.
+    """Curves over a common x, whole numbers on it where `whole` (depth, layer).
 
-    A `mark` is a vertical line at that x, with a label.
+    Axes are logarithmic where `log_x` and `log_y`; the latter has no limits but those of the curves. A `mark` is a
+    vertical line at that x, with a label.
     """
 
     series: tuple[Series, ...]
@@ -101,14 +102,18 @@ class Lines:
     whole: bool = True
     low: float | None = None
     high: float | None = None
-    log: bool = False
+    log_x: bool = False
+    log_y: bool = False
     mark: float | None = None
     mark_label: str = ""
 
 
 @dataclass(frozen=True)
 class Points:
-    """A labelled scatter on a plane; `groups` (such as the layer) gives the colour and has its own label."""
+    """A labelled scatter on a plane; `groups` (such as the layer) gives the colour and has its own label.
+
+    With `names` the groups are places in them, and a legend stands in for the scale.
+    """
 
     x: Floats
     y: Floats
@@ -119,6 +124,7 @@ class Points:
     y_label: str
     title: str = ""
     equal: bool = True
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def sweep_panel(series: Sequence[Series], value: str, own: float) -> Lines:
     if unit.startswith("log10"):
         series = [replace(one, y=_log(np.log10, one.y)) for one in series]
     low = 0.0 if high else None
-    return Lines(tuple(series), "tau", unit, title, False, low, high, log=True, mark=own, mark_label="sqrt(dk)")
+    return Lines(tuple(series), "tau", unit, title, False, low, high, log_x=True, mark=own, mark_label="sqrt(dk)")
 
 
 def _histogram_figure(both: Both, note: str) -> Figure:
