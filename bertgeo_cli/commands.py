@@ -166,8 +166,12 @@ def _refuse_not_compared(what: CompareOptions, texts: InputOptions) -> None:
     if what.weights_only and texts.typed:
         given = "a text" if texts.text is not None else "--" + min(texts.typed).replace("_", "-")
         raise UsageError(f"{given} was given, and --weights-only", "Leave one of them out.")
+    _refuse_groups("compare", texts)
+
+
+def _refuse_groups(name: str, texts: CorpusOptions) -> None:
     if texts.group_column is not None:
-        raise UsageError("compare makes no tables by group", "Leave --group-column out.")
+        raise UsageError(f"{name} makes no tables by group", "Leave --group-column out.")
 
 
 def study(name: str, reads: Any, model: ModelOptions, chosen: Study, output: OutputOptions, run: RunOptions) -> None:
@@ -207,6 +211,8 @@ def _asking(
             report.check_replaceable(folder, force=output.force)
             return Asking(name, chosen, None, how)
     _refuse_conflicts(texts)
+    if not chosen.groups:
+        _refuse_groups(name, texts)
     formats.check(texts)
     report.check_replaceable(folder, force=output.force)
     loaded = _opened(chosen.load(model), model.threads)

@@ -11,6 +11,8 @@ FOLDER = next(
     PACKAGE / "sample_data",
 )
 SAMPLE_CORPUS = FOLDER / "sentences.txt"
+SAMPLE_BANKS = FOLDER / "bank.tsv"
+"""Sentences with the word bank, and in which sense."""
 
 
 def first_sample() -> str:

@@ -25,6 +25,9 @@ class Study(ABC):
     """The options of what is read: InputOptions (a text or a corpus), TextInput (a text), or a class of one's own with
     `as_input`."""
 
+    groups: ClassVar[bool] = False
+    """Whether the groups of texts mean something to it; otherwise --group-column is refused."""
+
     def load(self, chosen: ModelOptions) -> LoadedModel:
         """The model that the options name; a study of a checkpoint's head loads that too, or raises UsageError."""
         return load_chosen(chosen)

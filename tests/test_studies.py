@@ -10,6 +10,7 @@ import pytest
 from command import Run, assert_error, content, files_of
 
 from bertgeo_cli import registry
+from bertgeo_cli.options import CorpusOptions, TextsInput
 
 STUDIES = list(registry.studies())
 
@@ -95,3 +96,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 WITH_A_HEAD = {"mlm": "masked_lm_folder", "classify": "classifier_folder"}
 """Studies that read a head of the checkpoint, and the fixture whose model has it."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_groups_are_read_or_refused(name: str, fast: Run, tmp_path: Path) -> None:
+    study = registry.studies()[name].load()
+    if not issubclass(study.reads, CorpusOptions) or study.groups:
+        pytest.skip("reads one text, or reads groups")
+    (tmp_path / "corpus.tsv").write_text("text\tkind\nthe cat\ta\n")
+    option = "--texts" if issubclass(study.reads, TextsInput) else "--corpus"
+    done = fast(name, option, "corpus.tsv", "--column", "text", "--group-column", "kind")
+    assert_error(done, 2, "makes no tables by group")

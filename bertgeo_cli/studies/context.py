@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,9 +33,9 @@ from bertgeo_cli.errors import BertgeoError, UsageError
 from bertgeo_cli.intake import Intake
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.observation import one_thread
-from bertgeo_cli.options import SUBJECT, TextsInput, option
+from bertgeo_cli.options import SUBJECT, InputOptions, TextsInput, option
 from bertgeo_cli.recording import records
-from bertgeo_cli.samples import sample_senses
+from bertgeo_cli.samples import SAMPLE_BANKS, sample_senses
 from bertgeo_cli.source import Source
 from bertgeo_cli.study import Study
 
@@ -49,17 +49,19 @@ class Context(Study):
 
     An occurrence's vector is the mean over the word's pieces; upper and lower case are one where the tokenizer makes
     them so. By depth: self-similarity, the mean cosine between occurrences in different texts, and the baseline, that
-    of all ordinary tokens of the same texts (Ethayarajh 2019). Where senses are known (--group-column; the sample
-    corpus has them): silhouette (Rousseeuw 1987) by cosine distance, the share of occurrences whose nearest neighbour
-    in another text has their sense, and how rarely senses dealt at random separate as well. By layer: what each token j
-    adds to the word's attention output, |sum_h A_ij f_h(x_j)| (Kobayashi et al. 2020), and its share of that output
-    along the output's own direction (this project's own definition). Maps are principal components. Without senses,
-    2-means clusters colour the maps: they are found from the same vectors, so they prove nothing.
+    of all ordinary tokens of the same texts (Ethayarajh 2019). Where senses are known (--group-column; the samples
+    have them, for bank twenty sentences of their own): silhouette (Rousseeuw 1987) by cosine distance, the share of
+    occurrences whose nearest neighbour in another text has their sense, and how rarely senses dealt at random separate
+    as well. By layer: what each token j adds to the word's attention output, |sum_h A_ij f_h(x_j)| (Kobayashi et al.
+    2020), and its share of that output along the output's own direction (this project's own definition). Maps are
+    principal components. Without senses, 2-means clusters colour the maps: they are found from the same vectors, so
+    they prove nothing.
 
     Example: bertgeo context bank --texts reviews.tsv --column text --group-column sense
     """
 
     reads: ClassVar[type[Any]] = TextsInput
+    groups: ClassVar[bool] = True
 
     word: str = option("bank", "The word.", panel=SUBJECT)
     top: int = setting(5, "Tokens to list for each occurrence and layer, by the norm of what they add.", least=1)
@@ -67,6 +69,11 @@ class Context(Study):
     permutations: int = setting(999, "Times that senses are dealt to the texts at random.", least=0)
     vectors: bool = setting(False, "Also write the vectors themselves, a row for each occurrence and depth.")
     seed: int = setting(0, "Seed of the hash, of the permutations and of 2-means.", least=0)
+
+    def reading(self, texts: InputOptions, loaded: LoadedModel) -> InputOptions:
+        if texts.given or self.word.casefold() != "bank":
+            return texts
+        return replace(texts, corpus=str(SAMPLE_BANKS), column="text", group_column="sense")
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:
         with one_thread():

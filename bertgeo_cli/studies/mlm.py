@@ -66,8 +66,6 @@ class Mlm(Study):
             raise SettingsError(f"the tokenizer of {loaded.name} has no mask token", "Choose --mask none.")
 
     def reading(self, texts: InputOptions, loaded: LoadedModel) -> InputOptions:
-        if texts.group_column is not None:
-            raise SettingsError("mlm makes no tables by group", "Leave --group-column out.")
         typed = loaded.tokenizer.mask_token
         holds_mask = bool(typed and texts.text) and typed in f"{texts.text} {texts.pair}"
         if self.mask == "given" and texts.text is None:
