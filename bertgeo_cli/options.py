@@ -159,6 +159,15 @@ class InputOptions(CorpusOptions):
 
 
 @dataclass(frozen=True)
+class StudyInput(InputOptions):
+    """What a study of a text or a corpus reads."""
+
+    text: str | None = option(
+        None, "The text to read; without a text or --corpus, the sample corpus.", panel="argument"
+    )
+
+
+@dataclass(frozen=True)
 class TextInput:
     """What a study of a single text reads."""
 

@@ -10,7 +10,7 @@ from analyses.kit.result import Result
 
 from .intake import Intake
 from .models import LoadedModel, load_chosen
-from .options import InputOptions, ModelOptions
+from .options import InputOptions, ModelOptions, StudyInput
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Study(ABC):
     options; the file's name in `bertgeo_cli/studies` is the command's. The formulas belong into `analyses.kit`.
     """
 
-    reads: ClassVar[type[Any]] = InputOptions
-    """The options of what is read: InputOptions (a text or a corpus), TextInput (a text), or a class of one's own with
+    reads: ClassVar[type[Any]] = StudyInput
+    """The options of what is read: StudyInput (a text or a corpus), TextInput (a text), or a class of one's own with
     `as_input`."""
 
     groups: ClassVar[bool] = False

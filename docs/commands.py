@@ -12,11 +12,13 @@ Nothing is fetched: neither fonts nor scripts.
 
 from __future__ import annotations
 
+import atexit
 import html
 import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,19 +31,23 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from trained import train_masked_lm
 from typer.testing import CliRunner
 
 from bertgeo_cli.cli import app
 
 BLOCK = re.compile(r"^``` bertgeo(?P<options>[^\n]*)\n(?P<line>bertgeo [^\n]+)\n```$", re.MULTILINE)
+TRAINED = "tiny-masked-lm"
+"""The model folder that commands of pages may name; it is trained when first asked for."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and the files of its report."""
+    """What a command printed, its tables and its notes on them, and the files of its report."""
 
-    printed: str
+    printed: list[str]
+    notes: list[str]
     files: dict[str, bytes]
 
 
@@ -49,13 +55,24 @@ class Answer:
 def answer(line: str) -> Answer:
     """Run a command line in an empty folder. Raises PluginError when it fails."""
     with tempfile.TemporaryDirectory() as folder, _inside(Path(folder)):
+        if TRAINED in line:
+            shutil.copytree(_trained(), TRAINED)
         done = CliRunner().invoke(app, [*shlex.split(line)[1:], *_report(line)])
         if done.exit_code:
             raise PluginError(f"{line}\n{done.output}")
         report = Path("report")
         files = {path.name: path.read_bytes() for path in report.iterdir() if path.is_file()} if report.is_dir() else {}
-    printed = [shown for shown in done.stdout.splitlines() if not shown.startswith("report/")]
-    return Answer("\n".join(shown.rstrip() for shown in printed), files)
+    printed = [shown.rstrip() for shown in done.stdout.splitlines() if not shown.startswith("report/")]
+    notes = [shown for shown in done.stderr.splitlines() if not shown.startswith("Model: ") and "lines/s" not in shown]
+    return Answer(printed, notes, files)
+
+
+@cache
+def _trained() -> Path:
+    """A masked-LM model, trained once."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return train_masked_lm(folder / TRAINED).folder
 
 
 def _report(line: str) -> list[str]:
@@ -83,9 +100,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     def answered(found: re.Match[str]) -> str:
         line = found["line"]
         options = dict(option.split("=") for option in found["options"].split())
-        printed = answer(line).printed.splitlines()
+        printed, notes = answer(line).printed, answer(line).notes
         rows = int(options.get("rows", len(printed)))
-        shown = "\n".join([f"$ {line}", *printed[:rows], *(["..."] if rows < len(printed) else [])])
+        shown = "\n".join([f"$ {line}", *printed[:rows], *(["..."] if rows < len(printed) else []), *notes])
         return f"```console\n{shown}\n```\n{_figure(line, options.get('figure'), config, files)}"
 
     return BLOCK.sub(answered, markdown)

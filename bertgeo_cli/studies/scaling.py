@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from analyses.kit.analysis import ALL, Selection, SettingsError, setting
 from analyses.kit.dot_products import NEEDS, DotProducts
@@ -13,7 +12,6 @@ from analyses.kit.temperature import numbers, temperatures
 from bertgeo_cli.intake import Intake
 from bertgeo_cli.models import LoadedModel, at_initialisation
 from bertgeo_cli.observation import one_thread
-from bertgeo_cli.options import InputOptions
 from bertgeo_cli.recording import record_batch
 from bertgeo_cli.study import Study
 
@@ -37,8 +35,6 @@ class Scaling(Study):
 
     Example: bertgeo scaling --scores 5,20,5 --dk 20
     """
-
-    reads: ClassVar[type] = InputOptions
 
     layers: Selection = setting(ALL, "Layers, from 0: all, or such as 0,3-5,-1.")
     heads: Selection = setting(ALL, "Heads, from 0: all, or such as 0,3-5,-1.")

@@ -1,4 +1,4 @@
-"""A small masked-LM model that the tests train on the sample data, so that there is one with something to say."""
+"""A small masked-LM model trained on the sample data, for pages and tests: there is no embedded one to show."""
 
 from __future__ import annotations
 
