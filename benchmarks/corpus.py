@@ -155,18 +155,30 @@ def against_the_script(loaded: LoadedModel, lines: Sequence[str], rounds: int) -
 def against_bare_passes(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
     """As a corpus run does it, passes side by side and measuring beside them; then batch by batch."""
     texts = encoded(loaded, lines)
+    as_a_run("four quantities, one shared pass", FOUR, loaded, texts, rounds, 1.25)
+    plain, share = added(FOUR, loaded, texts, Pass(), rounds)
+    print(f"  batch by batch: {1 + share:.3f} of the bare passes ({plain:.2f} s)")
+    tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
+    print(f"  tokenising beside it: {tokenising:.2f} s")
+
+
+def as_a_run(
+    title: str,
+    analyses: Sequence[Analysis[Any]],
+    loaded: LoadedModel,
+    texts: Sequence[TokenizedText],
+    rounds: int,
+    bound: float | None = None,
+) -> None:
+    """Passes side by side and measuring beside them, against such passes alone."""
 
     def bare() -> None:
         for shard in shards(texts):
             for _ in records(loaded, batches(shard, Pass().batch_tokens), needs=frozenset()):
                 pass
 
-    timed = pairs(lambda: observed(FOUR, loaded, texts, Pass()), bare, rounds)
-    report("four quantities, one shared pass", timed, "measured", "bare", 1.25)
-    plain, share = added(FOUR, loaded, texts, Pass(), rounds)
-    print(f"  batch by batch: {1 + share:.3f} of the bare passes ({plain:.2f} s)")
-    tokenising = min(seconds(lambda: encoded(loaded, lines)) for _ in range(rounds))
-    print(f"  tokenising beside it: {tokenising:.2f} s")
+    timed = pairs(lambda: observed(analyses, loaded, texts, Pass()), bare, rounds)
+    report(title, timed, "measured", "bare", bound)
 
 
 def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
@@ -174,16 +186,22 @@ def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None
 
 
 def the_stream(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
-    each_share("gates and the stream, at most 5 times", STREAM, loaded, lines, rounds)
+    each_share("gates and the stream", STREAM, loaded, lines, rounds, 5.0)
 
 
 def each_share(
-    title: str, analyses: Mapping[str, Analysis[Any]], loaded: LoadedModel, lines: Sequence[str], rounds: int
+    title: str,
+    analyses: Mapping[str, Analysis[Any]],
+    loaded: LoadedModel,
+    lines: Sequence[str],
+    rounds: int,
+    bound: float | None = None,
 ) -> None:
-    """What all of them cost in one shared pass, and what each adds alone."""
+    """What all of them cost in one shared pass, as a run and batch by batch, and what each adds alone."""
     texts = encoded(loaded, lines)
+    as_a_run(title, list(analyses.values()), loaded, texts, rounds, bound)
     plain, share = added(list(analyses.values()), loaded, texts, Pass(), rounds)
-    print(f"{title}: {1 + share:.3f} of the bare passes ({plain:.2f} s); alone, each adds:")
+    print(f"  batch by batch: {1 + share:.3f} of the bare passes ({plain:.2f} s); alone, each adds:")
     for name, analysis in analyses.items():
         print(f"  {name}: {added([analysis], loaded, texts, Pass(), rounds)[1]:.3f}", flush=True)
 

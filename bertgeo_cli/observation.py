@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, Self
 
 import pandas as pd
+import torch
 from threadpoolctl import ThreadpoolController
 
 from analyses.kit.accumulators import Sample
 from analyses.kit.analysis import Analysis, SettingsError, State
 from analyses.kit.record import ForwardRecord, TokenizedText
 
+from .cores import side_by_side
 from .corpus import batches
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
@@ -156,16 +159,24 @@ def one_thread(blas: ThreadpoolController | None = None) -> Iterator[None]:
 
 
 class Updates:
-    """Adds records to the states of all analyses."""
+    """Adds records to the states of all analyses, of as many at a time as torch has threads.
+
+    Each of them sees one record after the other, in order: what goes on beside it leaves no trace.
+    """
 
     def __init__(self, analyses: Sequence[Analysis[Any]]):
         self.analyses = analyses
+        self.threads = torch.get_num_threads()
         self._blas = ThreadpoolController()
 
     def __call__(self, states: States, recorded: ForwardRecord) -> None:
+        works = [partial(one.update, state, recorded) for one, state in zip(self.analyses, states, strict=True)]
         with one_thread(self._blas):
-            for analysis, state in zip(self.analyses, states, strict=True):
-                analysis.update(state, recorded)
+            if self.threads > 1:
+                side_by_side(self.threads, works)
+            else:
+                for work in works:
+                    work()
 
 
 def _by_group(recorded: ForwardRecord, group_of: Callable[[TokenizedText], str]) -> Iterator[tuple[str, ForwardRecord]]:

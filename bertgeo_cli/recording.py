@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
@@ -33,6 +33,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from analyses.kit.record import AXES, ForwardRecord, TokenizedText, by_pass, under
 
+from .cores import cores
 from .errors import BertgeoError
 from .models import LoadedModel
 from .surgery import ablated
@@ -388,18 +389,17 @@ def records(
     On a CPU a pass on each core is faster than all cores on one pass, and the caller's work on a record goes on beside
     the next passes. While this runs, torch has one thread here too.
     """
-    cores = torch.get_num_threads()
-    if loaded.device != "cpu" or cores < 2:
+    count = torch.get_num_threads()
+    if loaded.device != "cpu" or count < 2:
         for batch in batches:
             yield from record_batch(loaded, batch, needs=needs, backend=backend)
         return
-    lanes = _lanes_of(loaded, cores)
     waiting: deque[_Recorded] = deque()
     with threads(1):
         try:
             for number, batch in enumerate(batches, start=1):
-                waiting.append(lanes.submit(batch, needs, backend))
-                if len(waiting) >= cores:
+                waiting.append(cores(count).submit(_on_a_twin, loaded, batch, needs, backend))
+                if len(waiting) >= count:
                     yield from waiting.popleft().result()
                 if number % SCATTERED == 0:
                     give_back_memory()
@@ -410,37 +410,17 @@ def records(
 
 
 _Recorded = Future[list[ForwardRecord]]
+_HERE = threading.local()
 
 
-class _Lanes:
-    """Threads with a twin of the model each. They stay: what MKL keeps for a thread is not freed when it ends."""
-
-    def __init__(self, loaded: LoadedModel, threads: int):
-        self.threads = threads
-        self._twins = [twin(loaded) for _ in range(threads)]
-        self._own = threading.local()
-        self._pool = ThreadPoolExecutor(threads, initializer=self._begin)
-
-    def submit(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> _Recorded:
-        """Have a batch recorded."""
-        return self._pool.submit(self._record, batch, needs, backend)
-
-    def _begin(self) -> None:
-        torch.set_num_threads(1)
-        self._own.loaded = self._twins.pop()
-
-    def _record(self, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str) -> list[ForwardRecord]:
-        return record_batch(self._own.loaded, batch, needs=needs, backend=backend)
-
-
-_LANES: WeakKeyDictionary[nn.Module, _Lanes] = WeakKeyDictionary()
-
-
-def _lanes_of(loaded: LoadedModel, threads: int) -> _Lanes:
-    lanes = _LANES.get(loaded.model)
-    if lanes is None or lanes.threads != threads:
-        lanes = _LANES[loaded.model] = _Lanes(loaded, threads)
-    return lanes
+def _on_a_twin(
+    loaded: LoadedModel, batch: Sequence[TokenizedText], needs: frozenset[str], backend: str
+) -> list[ForwardRecord]:
+    """The pass on this thread's own twin of the model, for hooks know of no threads."""
+    twins = vars(_HERE).setdefault("twins", WeakKeyDictionary())
+    if loaded.model not in twins:
+        twins[loaded.model] = twin(loaded)
+    return record_batch(twins[loaded.model], batch, needs=needs, backend=backend)
 
 
 def twin(loaded: LoadedModel) -> LoadedModel:
