@@ -365,6 +365,9 @@ def test_single_occurrences_have_no_similarity(fast: Run, tmp_path: Path) -> Non
     ran = fast("context", "bank", "the river bank", "--figures", "png", "-o", "out")
     assert ran.exit_code == 0, ran.output
     assert table(tmp_path / "out")["self_similarity"].isna().all()
+    assert "Its similarity to itself needs two texts" in ran.output
+    several = fast("context", "bank", "the river bank", "a bank of mud", "-o", "several")
+    assert "needs two texts" not in several.output
 
 
 def occurrence(line: int, text: str, token: int) -> Occurrence:

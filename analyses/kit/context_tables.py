@@ -255,6 +255,8 @@ def notes_of(seen: Contexts) -> tuple[str, ...]:
     counted = f"{many} in {found.texts} of {found.read} texts."
     if kept < found.seen:
         counted += f" Kept are {kept}, those of smallest hash with seed {found.seed}."
+    if len(set(seen.text_of.tolist())) < 2:
+        counted += " Its similarity to itself needs two texts; what each token adds to it is in context-pull."
     return (counted, *_on_unknown(seen), *(_on_senses(seen) if seen.senses else _on_clusters(seen)))
 
 

@@ -55,7 +55,7 @@ def verdict(found: Mapping[str, Floats]) -> str:
         return f"Order is not seen here: with positions, too, outputs differ by {with_them:.2g} of the largest entry."
     return (
         f"Order is seen only through positions: proved to {PROVED:g} on this text, in float64. Without them outputs "
-        f"are permuted to {without:.2g} of the largest entry; with them they differ by up to {with_them:.2g}."
+        f"move with their tokens to within {without:.2g} of the largest entry; with them they differ by {with_them:.2g}."
     )
 
 
@@ -104,7 +104,7 @@ def _headline(found: Mapping[str, Floats]) -> Table:
         for value in values:
             frame[f"{name}_{value}"] = found[name][:, list(DIFFERENCES).index(value)]
             columns[f"{name}_{value}"] = f"{name} positions: {DIFFERENCES[value]}"
-    title = "How far outputs are from following their tokens, without and with positions"
+    title = "Each token in the other order against itself in the given one, without and with position embeddings"
     return Table("positions-order", title, frame, columns)
 
 
