@@ -55,7 +55,7 @@ def verdict(found: Mapping[str, Floats]) -> str:
         return f"Order is not seen here: with positions, too, outputs differ by {with_them:.2g} of the largest entry."
     return (
         f"Order is seen only through positions: proved to {PROVED:g} on this text, in float64. Without them outputs "
-        f"move with their tokens to within {without:.2g} of the largest entry; with them they differ by {with_them:.2g}."
+        f"follow their tokens to {without:.2g} of the largest entry; with them they differ by up to {with_them:.2g}."
     )
 
 
