@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from analyses.kit.block import Activation, Affine, Norm
 from analyses.kit.record import HeadWeights, ModelShape, Vocabulary
@@ -236,6 +235,8 @@ def norm_of(module: Any) -> Norm:
 
 def activation_of(config: Any) -> Activation:
     """The MLP's activation that a configuration names."""
+    from transformers.activations import ACT2FN  # late, as in models: a wrong name is to be answered at once
+
     name = getattr(config, "hidden_act", None) or config.activation
     return Activation(str(name), ACT2FN[name])
 

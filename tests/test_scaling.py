@@ -373,7 +373,7 @@ def test_figures_mark_the_models_own_temperature() -> None:
     for figure in (swept["scaling-sweep"], row):
         for panel in figure.panels:
             assert isinstance(panel, Lines)
-            assert (panel.log, panel.mark, panel.mark_label) == (True, 3.0, "sqrt(dk)")
+            assert (panel.log_x, panel.mark, panel.mark_label) == (True, 3.0, "sqrt(dk)")
     entropy = swept["scaling-sweep"].panels[0].series[0]
     assert entropy.y.tolist() == seen.sweep.mean[0, :, :, 1].mean(axis=0).tolist()
 
