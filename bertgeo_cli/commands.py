@@ -14,7 +14,7 @@ from analyses.kit.result import Table
 from . import formats, report, screen
 from .asking import Asking
 from .choice import Analyses, asked_of_texts, chosen_analyses
-from .corpus import Encoder, is_empty, too_long
+from .corpus import Encoder, refuse_unreadable, too_long
 from .errors import BertgeoError, IncompleteError, UsageError
 from .job import Job
 from .models import LoadedModel, load_chosen
@@ -123,12 +123,14 @@ def _report(
     _refuse_incomplete(texts, job.incomplete)
 
 
-def _refuse_incomplete(texts: CorpusOptions, incomplete: int) -> None:
-    if texts.strict and incomplete:
-        raise IncompleteError(
-            f"{incomplete} lines were truncated, skipped, failed or not decodable",
-            "lines.csv in the report lists them.",
-        )
+def _refuse_incomplete(texts: InputOptions | CorpusInput, incomplete: int) -> None:
+    if not (texts.strict and incomplete):
+        return
+    if texts.text is not None:
+        raise IncompleteError("the text was truncated", "Shorten it, or leave --strict out.")
+    raise IncompleteError(
+        f"{incomplete} lines were truncated, skipped, failed or not decodable", "lines.csv in the report lists them."
+    )
 
 
 def compare(
@@ -207,7 +209,8 @@ def _asking(
     with _settings_refused():
         if chosen.without_model() is not None:
             if reads.typed:
-                raise UsageError("a text was given, but these settings read none", "Leave one of them out.")
+                what = "a text" if reads.given else "--" + min(reads.typed).replace("_", "-")
+                raise UsageError(f"{what} was given, but these settings read no text", "Leave one of them out.")
             report.check_replaceable(folder, force=output.force)
             return Asking(name, chosen, None, how)
     _refuse_conflicts(texts)
@@ -308,14 +311,7 @@ def _refuse_conflicts(texts: InputOptions) -> None:
         raise UsageError("both texts and --texts were given", "Give one of them.")
     for text in (texts.text, texts.pair, *(texts.several or ())):
         if text is not None:
-            _refuse_unreadable(text)
-
-
-def _refuse_unreadable(text: str) -> None:
-    if is_empty(text):
-        raise UsageError(f"the text {text!r} is empty", "Give a text with something to read in it.")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"the text {text!r} is no valid Unicode", "It holds bytes that are not UTF-8, or half a pair.")
+            refuse_unreadable(text)
 
 
 def info(model: ModelOptions, plain: PlainOptions) -> None:
@@ -352,14 +348,14 @@ def record(chosen: RecordOptions, model: ModelOptions, plain: PlainOptions) -> N
 
     for given in (chosen.text, chosen.pair):
         if given is not None:
-            _refuse_unreadable(given)
+            refuse_unreadable(given)
     if chosen.output.exists() and not chosen.force:
         raise UsageError(f"{chosen.output} exists", "Choose another file, or replace it by --force.")
     loaded = open_model(model)
     encoder = Encoder(loaded.tokenizer, loaded.max_tokens, special_tokens_in_text=chosen.special_tokens_in_text)
     text = encoder.encode(chosen.text, chosen.pair)
     if len(text) > loaded.max_tokens:
-        raise too_long("the text", len(text), loaded.max_tokens)
+        raise too_long("the text", len(text), loaded.max_tokens, "Shorten it.")
     written = save_record(loaded, text, chosen.output, backend=model.attention_backend)
     if plain.json:
         screen.print_json({"file": str(chosen.output), "tensors": written})

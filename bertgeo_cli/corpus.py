@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from analyses.kit.record import TokenizedText
 
-from .errors import BertgeoError
+from .errors import BertgeoError, UsageError
 from .formats import Entry, kmers
 from .options import SHARD_TEXTS
 
@@ -198,7 +198,7 @@ def prepare(line: Line, encoder: Encoder, reading: Reading) -> list[tuple[Line, 
     if len(text) <= encoder.max_tokens:
         return [_counted(line, text, len(text))]
     if reading.long == "error":
-        raise too_long(f"line {line.number}", len(text), encoder.max_tokens)
+        raise too_long(f"line {line.number}", len(text), encoder.max_tokens, CUT_OR_LEAVE)
     if reading.long == "skip":
         return [(replace(line, status="skipped", tokens=len(text), note="too long"), None)]
     if reading.long == "truncate":
@@ -214,12 +214,22 @@ def _counted(line: Line, text: TokenizedText, tokens: int) -> tuple[Line, Tokeni
     return line, replace(text, id=line.id, group=line.group)
 
 
-def too_long(what: str, tokens: int, limit: int) -> BertgeoError:
-    """The error for a text that does not fit and may not be cut."""
-    return BertgeoError(
-        f"{what} has {tokens} tokens, the model reads {limit}",
-        "Shorten it, or choose --long truncate, --long split or --long skip.",
-    )
+def refuse_unreadable(text: str, what: str = "text") -> None:
+    """Raise UsageError for a typed text, or word, that is empty or no valid Unicode."""
+    if is_empty(text):
+        raise UsageError(f"the {what} {text!r} is empty", f"Give a {what} with something to read in it.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(
+            f"the {what} {text!r} is no valid Unicode", "It holds bytes that are not UTF-8, or half a pair."
+        )
+
+
+CUT_OR_LEAVE = "Shorten it, or choose --long truncate, --long split or --long skip."
+
+
+def too_long(what: str, tokens: int, limit: int, hint: str) -> BertgeoError:
+    """The error for a text that does not fit and may not be cut; `hint` says what would help there."""
+    return BertgeoError(f"{what} has {tokens} tokens, the model reads {limit}", hint)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Source:
         first, second = self.options.text or "", self.options.pair
         text = self.encoder.encode(as_read(first, self.options), second and as_read(second, self.options))
         if len(text) > self.encoder.max_tokens and self.options.long != "truncate":
-            raise too_long("the text", len(text), self.encoder.max_tokens)
+            raise too_long("the text", len(text), self.encoder.max_tokens, "Shorten it, or choose --long truncate.")
         return text
 
     def lines(self) -> Iterator[tuple[Line, TokenizedText | None]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from analyses.kit.analysis import SettingsError
 from analyses.kit.result import Result
 
 from .intake import Intake
@@ -27,6 +29,12 @@ class Study(ABC):
 
     groups: ClassVar[bool] = False
     """Whether the groups of texts mean something to it; otherwise --group-column is refused."""
+
+    def refuse_given(self, names: Sequence[str], where: str) -> None:
+        """Raise SettingsError for a setting of these that is not at its default: it would be read by nothing."""
+        for name in names:
+            if getattr(self, name) != getattr(type(self), name):
+                raise SettingsError(f"--{name.replace('_', '-')} is not read {where}", "Leave it out.")
 
     def load(self, chosen: ModelOptions) -> LoadedModel:
         """The model that the options name; a study of a checkpoint's head loads that too, or raises UsageError."""

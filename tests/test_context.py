@@ -347,6 +347,8 @@ def test_typed_texts_are_read_as_the_lines_of_a_file(fast: Run, tmp_path: Path) 
     ("arguments", "code", "told"),
     [
         (("tree", "the river bank", "a cat"), 1, "in none of the 2 texts that were read"),
+        (("\udcff", "the bank"), 2, "is no valid Unicode"),
+        (("[SEP]", "the bank", "--special-tokens-in-text"), 2, "is no word but special tokens"),
         (("",), 2, "the word '' is empty"),
         (("bank", "the bank", "--texts", "texts.tsv"), 2, "both texts and --texts"),
         (("bank", "the bank", ""), 2, "the text '' is empty"),

@@ -305,13 +305,13 @@ def test_a_pair_is_predicted_on_both_sides(lm: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["each", "random", "none"])
 def test_a_corpus_is_its_texts(way: str, lm: Run, tmp_path: Path) -> None:
-    lines = [*SENTENCES[3:7], SENTENCES[3]]
+    lines, how = [*SENTENCES[3:7], SENTENCES[3]], ("--mask", way, *(("--share", "0.4") if way == "random" else ()))
     (tmp_path / "corpus.txt").write_text("\n".join(lines))
-    ok(lm, "mlm", "--corpus", "corpus.txt", "--mask", way, "--share", "0.4", "-o", "corpus")
+    ok(lm, "mlm", "--corpus", "corpus.txt", *how, "-o", "corpus")
     texts = table(tmp_path / "corpus", "mlm-texts")
     surprisals = []
     for number, line in enumerate(lines):
-        ok(lm, "mlm", line, "--mask", way, "--share", "0.4", "-o", "text")
+        ok(lm, "mlm", line, *how, "-o", "text")
         own = table(tmp_path / "text", "mlm-tokens")["cross_entropy"]
         surprisals.append(own)
         assert texts["predictions"][number] == len(own)

@@ -276,9 +276,9 @@ def test_how_passes_go_changes_nothing(fast: Run, tmp_path: Path, options: tuple
 
 def test_jacobians_are_measured_of_some_texts_and_whole_where_small(fast: Run, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("we play\nthe cat ran to the old river bank and sat by it\na dog\n")
-    for folder, lines in (("whole", "corpus.txt"), ("none", "corpus.txt")):
-        more = ("--blocks", "2") if folder == "whole" else ("--blocks", "0", "--cut", "both,none")
-        assert fast("residuals", "--corpus", lines, *more, "--exact", "300", "-o", folder).exit_code == 0
+    ways = {"whole": ("--blocks", "2", "--exact", "300"), "none": ("--blocks", "0", "--cut", "both,none")}
+    for folder, more in ways.items():
+        assert fast("residuals", "--corpus", "corpus.txt", *more, "-o", folder).exit_code == 0
     blocks = table(tmp_path / "whole", "residuals-blocks")
     assert blocks["texts"].unique().tolist() == [2]
     assert blocks["exact"].unique().tolist()[0] in (1, 2)

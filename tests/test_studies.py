@@ -107,3 +107,40 @@ def test_groups_are_read_or_refused(name: str, fast: Run, tmp_path: Path) -> Non
     option = "--texts" if issubclass(study.reads, TextsInput) else "--corpus"
     done = fast(name, option, "corpus.tsv", "--column", "text", "--group-column", "kind")
     assert_error(done, 2, "makes no tables by group")
+
+
+IDLE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("scaling", "--scores", "1,2", "--dk", "4", "--layers", "0"), "--layers is not read with --scores"),
+    (("scaling", "--scores", "1,2", "--dk", "4", "--heads", "0"), "--heads is not read with --scores"),
+    (("scaling", "--scores", "1,2", "--dk", "4", "--seed", "1"), "--seed is not read with --scores"),
+    (("positions", "the cat", "--swap", "the,cat", "--seed", "1"), "--seed is not read with --swap"),
+    (("residuals", "the cat", "--blocks", "0", "--exact", "1"), "--exact is not read with --blocks 0"),
+    (("residuals", "the cat", "--blocks", "0", "--iterations", "5"), "--iterations is not read with --blocks 0"),
+    (("mlm", "the cat", "--share", "0.5"), "--share is not read without --mask random"),
+    (("mlm", "the cat", "--corruption", "mask"), "--corruption is not read without --mask random"),
+    (("mlm", "the cat", "--sample", "3"), "--sample is not read for a text"),
+    (("mlm", "the cat", "--seed", "3"), "--seed is not read for a text without --mask random"),
+    (("mlm", "--top", "3"), "--top is not read for a corpus"),
+    (("trace", "--example", "--long", "truncate"), "--long was given, but these settings read no text"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "told"), IDLE, ids=lambda part: " ".join(part) if len(part) < 20 else None)
+def test_a_setting_that_nothing_reads_is_refused(
+    arguments: tuple[str, ...], told: str, fast: Run, masked_lm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if arguments[0] in WITH_A_HEAD:
+        monkeypatch.setenv("BERTGEO_MODEL", str(masked_lm_folder))
+    assert_error(fast(*arguments), 2, told)
+
+
+def test_what_is_said_of_a_text_that_does_not_fit_is_true_of_a_text(fast: Run, tmp_path: Path) -> None:
+    text = "the cat " * 99
+    refused = fast("trace", text)
+    assert_error(refused, 1, "200 tokens", "Shorten it, or choose --long truncate.")
+    assert "split" not in refused.output
+    cut = fast("trace", text, "--long", "truncate", "--strict", "-o", "report")
+    assert cut.exit_code == 3
+    assert "the text was truncated" in cut.output
+    assert "lines.csv" not in cut.output
+    assert not (tmp_path / "report" / "lines.csv").exists()

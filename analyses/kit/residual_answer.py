@@ -149,7 +149,7 @@ def _curve(sums: ResidualSums, at: int, label: str) -> Series:
 
 
 PANELS = (
-    ("identity", "Share of the identity", "cosine of J with I"),
+    ("identity", "Likeness to the identity", "cosine of J with I"),
     ("gain", "Gain", "|J|_F / sqrt(n d)"),
     ("spectral", "Largest singular value", "singular value"),
 )

@@ -29,6 +29,7 @@ from analyses.kit.pull import pulls, word_contributions
 from analyses.kit.record import ForwardRecord, TokenizedText
 from analyses.kit.result import Result
 from analyses.kit.senses import Directions
+from bertgeo_cli.corpus import refuse_unreadable
 from bertgeo_cli.errors import BertgeoError, UsageError
 from bertgeo_cli.intake import Intake
 from bertgeo_cli.models import LoadedModel
@@ -105,10 +106,12 @@ class Context(Study):
         return Contexts(self.word, found, baseline, self.permutations)
 
     def _word(self, source: Source) -> Word:
+        refuse_unreadable(self.word, "word")
         try:
             return Word.of(source.encoder.encode(self.word), source.encoder.normalised)
         except ValueError:
-            raise UsageError(f"the word {self.word!r} is empty", "Give a word to look for.") from None
+            what = f"{self.word!r} is no word but special tokens alone"
+            raise UsageError(what, "Give a word that stands in the texts.") from None
 
 
 def _holding(word: Word, texts: Intake, found: Occurrences) -> Iterator[list[TokenizedText]]:

@@ -52,9 +52,9 @@ class Mlm(Study):
     corruption: Corruption = setting(
         "80-10-10", "Of the drawn: 80 % [MASK], 10 % another token, 10 % as they are; or mask them all."
     )
-    top: int = setting(5, "Most probable tokens, and largest gradients, that are listed.", least=1)
-    sample: int = setting(1000, "Texts of a corpus whose own values are written (those of smallest hash).", least=0)
-    seed: int = setting(0, "Seed of what is drawn, and of that sample.")
+    top: int = setting(5, "Of a text: most probable tokens, and largest gradients, that are listed.", least=1)
+    sample: int = setting(1000, "Of a corpus: texts whose own values are written (those of smallest hash).", least=0)
+    seed: int = setting(0, "Seed of what is drawn, and of that sample.", least=0)
 
     def load(self, chosen: ModelOptions) -> LoadedModel:
         return load_with_head(chosen, MASKED_LM)
@@ -64,8 +64,11 @@ class Mlm(Study):
             raise SettingsError(f"--share {self.share:g} is no share", "Give a number above 0, up to 1.")
         if loaded.tokenizer.mask_token_id is None and self.mask != "none":
             raise SettingsError(f"the tokenizer of {loaded.name} has no mask token", "Choose --mask none.")
+        if self.mask != "random":
+            self.refuse_given(("share", "corruption"), "without --mask random")
 
     def reading(self, texts: InputOptions, loaded: LoadedModel) -> InputOptions:
+        self._refuse_idle(texts)
         typed = loaded.tokenizer.mask_token
         holds_mask = bool(typed and texts.text) and typed in f"{texts.text} {texts.pair}"
         if self.mask == "given" and texts.text is None:
@@ -75,6 +78,14 @@ class Mlm(Study):
                 f"the text {texts.text!r} holds no {typed}", f"Write {typed} where a token is to be predicted."
             )
         return replace(texts, special_tokens_in_text=True) if holds_mask else texts
+
+    def _refuse_idle(self, texts: InputOptions) -> None:
+        if texts.text is None:
+            self.refuse_given(("top",), "for a corpus")
+            return
+        self.refuse_given(("sample",), "for a text")
+        if self.mask != "random":
+            self.refuse_given(("seed",), "for a text without --mask random")
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:
         assert isinstance(loaded, LoadedWithHead), "`load` gives the head"

@@ -54,9 +54,11 @@ class Positions(Study):
     seed: int = setting(0, "Seed of the shuffle.", least=0)
 
     def without_model(self) -> Result | None:
-        """Nothing is answered without a model. Raises SettingsError for two orders at once."""
+        """Nothing is answered without a model. Raises SettingsError for two orders at once, and for an idle seed."""
         if self.swap and self.shuffle:
             raise SettingsError("--swap and --shuffle were both given", "Give one of them.")
+        if self.swap:
+            self.refuse_given(("seed",), "with --swap, which draws nothing")
         return None
 
     def answer(self, loaded: LoadedModel, texts: Intake) -> Result:

@@ -72,6 +72,8 @@ class Residuals(Study):
 
     def check(self, loaded: LoadedModel) -> None:
         self._cuts()
+        if not self.blocks:
+            self.refuse_given(("exact", "iterations"), "with --blocks 0")
 
     def _cuts(self) -> tuple[str, ...]:
         chosen = chosen_names(self.cut, CUTS, "cut")

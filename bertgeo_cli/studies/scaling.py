@@ -56,6 +56,7 @@ class Scaling(Study):
             raise SettingsError(f"--seed {self.seed} is too large", f"Choose from 0 to {LARGEST_SEED}.")
         if not self.scores:
             return None
+        self.refuse_given(("layers", "heads", "seed"), "with --scores")
         return row_result(numbers(self.scores, "scores"), self.dk, temperatures(self.tau, self.dk))
 
     def check(self, loaded: LoadedModel) -> None:

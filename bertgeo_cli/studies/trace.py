@@ -60,7 +60,8 @@ class Trace(Study):
     layer: int = setting(0, "The block, from 0; -1 is the last.")
     head: int = setting(0, "The head, from 0; -1 is the last.")
     query: str | None = setting(
-        None, "The token that is followed: its text or its position from 0. Default: the first that is not special."
+        None,
+        "The token that is followed: its text, or a number, its position from 0. Default: the first not special.",
     )
     full: bool = setting(False, "Write whole vectors, of all tokens where a step reads them, to trace-values.csv.")
     example: Literal["attention", "classify"] | None = setting(
