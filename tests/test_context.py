@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -389,6 +390,9 @@ def test_the_occurrences_kept_do_not_depend_on_the_order_of_texts() -> None:
     assert len(kept) == 20
     assert (forwards.seen, forwards.texts) == (300, 300)
     assert [item.text.line for item in Occurrences(20, 6, items=every).kept()] != kept
+    keys = [f"5\0text {at}\0\0{at % 3}".encode() for at in range(300)]
+    ranks = [int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") for key in keys]
+    assert kept == sorted(sorted(range(300), key=ranks.__getitem__)[:20])
 
 
 def test_more_occurrences_than_are_kept_is_said(fast: Run, corpus: Path, tmp_path: Path) -> None:

@@ -249,6 +249,8 @@ def test_every_number_of_a_text(way: str, lm: Run, masked_lm_folder: Path, model
     assert headline[name] == pytest.approx(math.exp(surprisal.mean()), rel=1e-5)
     assert headline["first"] == pytest.approx((tokens["rank"] == 1).mean())
     assert (headline["tokens"], headline["predictions"]) == (len(ids), len(ids) - 2)
+    assert headline["uncertainty"] == pytest.approx(entropy.mean() / math.log(2), rel=1e-5)
+    assert headline["uncertainty_share"] == pytest.approx(entropy.mean() / math.log(log_p.shape[1]), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

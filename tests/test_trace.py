@@ -111,6 +111,14 @@ def test_the_printed_error_is_that_of_the_entries(minilm_values: pd.DataFrame, t
     np.testing.assert_allclose(steps["error"], largest[steps.index])
 
 
+def test_the_rows_of_the_tables_are_those_of_the_query(
+    minilm_values: pd.DataFrame, minilm_steps: dict[str, Floats], tmp_path: Path
+) -> None:
+    formulas = pd.read_csv(tmp_path / "report" / "trace-steps.csv").set_index("quantity")["formula"]
+    for what in ("word", "position", "segment"):
+        assert formulas[what] == f"row {minilm_steps[f'{what} id'][QUERY]} of table"
+
+
 def test_keys_and_values_stand_there_for_every_token(minilm_values: pd.DataFrame) -> None:
     tokens = len(reference.tokenize(TEXT))
     counted = minilm_values.groupby("quantity")["token"].nunique()
