@@ -503,3 +503,41 @@ def test_settings_of_a_run_are_numbers(fast: Run, tmp_path: Path) -> None:
     frame = pd.read_csv(tmp_path / "out" / "gates" / "gates-texts.csv")
     assert ((frame["gate"] == "closed") == (frame["sink"] >= 0.2)).all()
     assert (frame["gate"] == "closed").any()
+
+
+def map_with(**given: float) -> np.ndarray:
+    """Scores of a map of eight units, 0 but for those given; its rows are not alike."""
+    return np.array([{"n": 8.0, "column_spread": 1.0, **given}.get(name, 0.0) for name in SCORES])
+
+
+@pytest.mark.parametrize(
+    ("backward", "forward", "gate"),
+    [
+        (0.6, 0.25, "backward contextual"),
+        (0.25, 0.6, "forward contextual"),
+        (0.6, 0.35, "symmetric context"),
+        (0.35, 0.6, "symmetric context"),
+    ],
+)
+def test_one_sided_context_is_more_than_twice_the_other(backward: float, forward: float, gate: str) -> None:
+    assert GATES[int(Rules().gates(map_with(backward=backward, forward=forward)))] == gate
+
+
+@pytest.mark.parametrize(("own", "least", "gate"), [(0.6, 0.5, "open"), (0.45, 0.5, "mixed"), (0.6, 0.7, "mixed")])
+def test_identity_is_open_from_the_threshold_of_one_diagonal(own: float, least: float, gate: str) -> None:
+    rules = Rules(open_as="identity", directional=least)
+    assert GATES[int(rules.gates(map_with(self=own)))] == gate
+
+
+@pytest.mark.parametrize(
+    ("vertical", "adjacent", "pattern"),
+    [
+        (0.26, 0.26, "vertical+diagonal"),
+        (0.26, 0.24, "heterogeneous"),
+        (0.24, 0.26, "heterogeneous"),
+        (0.55, 0.2, "vertical"),
+        (0.2, 0.55, "diagonal"),
+    ],
+)
+def test_both_patterns_need_half_of_what_one_needs(vertical: float, adjacent: float, pattern: str) -> None:
+    assert PATTERNS[int(Rules().patterns(map_with(vertical=vertical, adjacent=adjacent)))] == pattern
