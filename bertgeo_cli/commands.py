@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.change import Change
@@ -39,6 +39,9 @@ from .options import (
 from .run import use_threads
 from .source import Source
 from .study import Study
+
+if TYPE_CHECKING:
+    from .compare import Comparison
 
 
 def open_model(chosen: ModelOptions) -> LoadedModel:
@@ -154,14 +157,19 @@ def compare(
     if run.dry_run:
         screen.show_plan(comparison.plan(figures=output.figures != "none"), as_json=output.json)
         return
-    with report.draft(folder, force=output.force) as draft:
-        result = comparison.result(draft)
-        written = report.write_results({COMMAND: result}, draft, output.format, output.figures, nested=False)
-        written.files[:0] = comparison.files
-        content = comparison.describe(result, written, _formats(output))
+    _report_on(COMMAND, comparison, texts, folder, output)
+
+
+def _report_on(name: str, asked: Comparison | Asking, texts: InputOptions, folder: Path, output: OutputOptions) -> None:
+    """Have the question answered, write its report and print its headline."""
+    with report.draft(folder, force=output.force) as draft, _settings_refused():
+        result = asked.answer(draft)
+        written = report.write_results({name: result}, draft, output.format, output.figures, nested=False)
+        written.files[:0] = asked.files
+        content = asked.describe(result, written, _formats(output))
         report.write_run(content, draft)
-    screen.show({COMMAND: result}, comparison.remarks, written, folder, content, as_json=output.json)
-    _refuse_incomplete(texts, comparison.incomplete)
+    screen.show({name: result}, asked.remarks, written, folder, content, as_json=output.json)
+    _refuse_incomplete(texts, asked.incomplete)
 
 
 def _refuse_not_compared(what: CompareOptions, texts: InputOptions) -> None:
@@ -184,14 +192,7 @@ def study(name: str, reads: Any, model: ModelOptions, chosen: Study, output: Out
     if run.dry_run:
         screen.show_plan(asking.plan(), as_json=output.json)
         return
-    with report.draft(folder, force=output.force) as draft, _settings_refused():
-        result = asking.answer(draft)
-        written = report.write_results({name: result}, draft, output.format, output.figures, nested=False)
-        written.files[:0] = asking.files
-        content = asking.describe(result, written, _formats(output))
-        report.write_run(content, draft)
-    screen.show({name: result}, asking.remarks, written, folder, content, as_json=output.json)
-    _refuse_incomplete(texts, asking.incomplete)
+    _report_on(name, asking, texts, folder, output)
 
 
 def _asking(

@@ -110,7 +110,7 @@ class Comparison:
         size += sum(len(table.frame.to_csv(index=False)) for table in result.tables)
         return counts | {"bytes on disk, about": size}
 
-    def result(self, draft: Path) -> Result:
+    def answer(self, draft: Path) -> Result:
         """The answer; a corpus also leaves lines.csv in the draft."""
         state = self.start()
         if not self.what.weights_only:

@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint
 from .choice import Analyses, asked_of_texts, settings_of
 from .corpus import Shard, cut
 from .errors import BertgeoError, StoppedError, UsageError
+from .intake import Intake
 from .models import LoadedModel
 from .observation import Observed, Pass, Task, failed, start
 from .options import CorpusRunOptions, ModelOptions
@@ -140,7 +141,7 @@ class Job:
         if kept is not None:
             texts = self._corpus(draft, kept)
         elif self.of_texts:
-            texts = self._text()
+            texts = self._text(draft)
         else:
             self.read = {"kind": "weights"}
         joined = {name: weights[name].joined(texts[name]) for name in weights.keys() & texts.keys()}
@@ -166,15 +167,11 @@ class Job:
             return content
         return content | {"part": self.for_merging | {"answers": answers, "figure_notes": written.notes}}
 
-    def _text(self) -> dict[str, Result]:
-        text, limit = self.source.single(), self.loaded.max_tokens
-        if len(text) > limit:
-            self.incomplete = 1
-            self.remarks.append(f"The text has {len(text)} tokens and was truncated to {limit}.")
-            text = self.source.encoder.truncate(text)
-        self.read = provenance.text_source(text)
-        advice = self.source.advice(text.text)
-        self.remarks += screen.unknown_warning(sum(text.unknown), len(text) - sum(text.special), advice)
+    def _text(self, draft: Path) -> dict[str, Result]:
+        texts = Intake(self.source, self.how, draft)
+        text = texts.single()
+        self.read, self.incomplete = texts.read, texts.incomplete
+        self.remarks += texts.remarks
         return _named(self.of_texts, analyse_text(list(self.of_texts.values()), self.loaded, text, self.how))
 
     def _corpus(self, draft: Path, kept: Checkpoint) -> dict[str, Result]:
