@@ -15,11 +15,12 @@ from .kit.analysis import ALL, Analysis, Selection, State, setting
 from .kit.clouds import KEYS, Cloud, clouds_of, outlier_table, spectrum_table
 from .kit.covariance import Covariance
 from .kit.isotropy_metrics import SPECTRUM, random_pair_cosine, spectrum_values, two_nn
-from .kit.maths import between_texts_cosine, direction_sums, lengths, paired_cosines
-from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
+from .kit.kept import Piece, pieces
+from .kit.maths import between_texts_cosine, lengths, paired_cosines
+from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Lines, Result, Series, Table
 from .kit.token_covariance import TokenCovariance
-from .kit.vector_sample import Keys, VectorSample, hashed, text_hash, token_keys
+from .kit.vector_sample import Keys, VectorSample, hashed, text_keys, token_keys
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -118,42 +119,34 @@ class Isotropy(Analysis[IsotropyState]):
         )
 
     def update(self, state: IsotropyState, record: ForwardRecord) -> None:
-        kind = record.of_layer("hidden_states", 0).dtype  # what was recorded in float32 is kept in float32
-        for at, text in enumerate(record.texts):
-            kept = self._kept(text)
-            state.counts.add([len(kept)])
-            if len(kept):
-                vectors = record.of_text("hidden_states", at, state.depths)[:, kept]
-                mean = vectors.mean(axis=1)
-                state.covariance.add(vectors)
-                _add_cosines(state, vectors, mean)
-                keys = token_keys(text, kept, self.seed)
-                self._sample_token(state, text, keys, vectors, mean, kind)
-                self._sample_words(state, text, keys, vectors, kind)
+        for piece in pieces(record, special=self.special == "keep"):
+            state.counts.add([len(piece.kept)] * len(piece))
+            if len(piece.kept):
+                states = [piece.recorded("hidden_states", depth) for depth in state.depths]
+                state.covariance.add([tokens.reshape(-1, tokens.shape[-1]) for tokens in states])
+                means = _add_cosines(state, piece)
+                keys = token_keys(record.texts[piece.texts], piece.kept, self.seed)
+                self._sample_tokens(state, piece, keys, means)
+                self._sample_words(state, piece, keys)
 
-    def _kept(self, text: TokenizedText) -> NDArray[np.intp]:
-        special = np.array(text.special, dtype=bool)
-        return np.flatnonzero(~special) if self.special == "drop" else np.arange(len(text))
+    def _sample_tokens(self, state: IsotropyState, piece: Piece, keys: Keys, means: Floats) -> None:
+        """Offer one token of every text, that of smallest hash, with the text's mean vector beside it."""
+        own = np.insert(text_keys(piece.record.texts[piece.texts], self.seed), 0, 0, axis=-1)
+        texts = np.flatnonzero(state.pairs.wanted(own))
+        places = texts + piece.texts.start, piece.kept[keys[texts, :, 0].argmin(axis=-1)]
+        tokens = piece.record.of_tokens("hidden_states", *places, state.depths)
+        # What was recorded in float32 is kept in float32.
+        state.pairs.add(own[texts], np.stack([tokens, means[texts].astype(tokens.dtype)], axis=2))
 
-    def _sample_token(
-        self, state: IsotropyState, text: TokenizedText, keys: Keys, vectors: Floats, mean: Floats, kind: np.dtype
-    ) -> None:
-        """Offer one token of the text, that of smallest hash, with the text's mean vector beside it."""
-        key = np.array([[0, text_hash(text, self.seed), text.line, text.part]], np.uint64)
-        if state.pairs.wanted(key)[0]:
-            token = vectors[:, keys[:, 0].argmin()]
-            state.pairs.add(key, np.stack([token, mean], axis=1)[None].astype(kind))
-
-    def _sample_words(
-        self, state: IsotropyState, text: TokenizedText, keys: Keys, vectors: Floats, kind: np.dtype
-    ) -> None:
+    def _sample_words(self, state: IsotropyState, piece: Piece, keys: Keys) -> None:
         """Offer every token but the special ones as an occurrence of its word."""
-        positions = keys[:, 3].astype(np.intp)
-        groups = np.array([hashed(text.tokens[at], self.seed) for at in positions], np.uint64)
-        rows = np.column_stack([groups, keys])
-        ordinary = ~np.array(text.special, dtype=bool)[positions]
-        chosen = np.flatnonzero(ordinary & state.words.wanted(rows))
-        state.words.add(rows[chosen], vectors[:, chosen].swapaxes(0, 1).astype(kind))
+        texts = piece.record.texts[piece.texts]
+        words = np.array([[hashed(text.tokens[at], self.seed) for at in piece.kept] for text in texts], np.uint64)
+        rows = np.concatenate([words[..., None], keys], axis=-1)
+        ordinary = ~np.array([text.special for text in texts])[:, piece.kept]
+        chosen, tokens = np.nonzero(ordinary & state.words.wanted(rows))
+        places = chosen + piece.texts.start, piece.kept[tokens]
+        state.words.add(rows[chosen, tokens], piece.record.of_tokens("hidden_states", *places, state.depths))
 
     def finalize(self, state: IsotropyState, record: ForwardRecord | None) -> Result:
         sums = state.covariance.whole()
@@ -173,17 +166,27 @@ class Isotropy(Analysis[IsotropyState]):
         return f"Special tokens {kept}. Outliers: dimensions with {outlier}. Depth 0 is the first layer's input."
 
 
-def _add_cosines(state: IsotropyState, vectors: Floats, mean: Floats) -> None:
-    """Sums of unit vectors (depth, width) of a text, and its mean cosine with its mean vector."""
-    sums, n = direction_sums(vectors, lengths(vectors), np.ones((1, vectors.shape[1])))
-    sums, n = sums[:, 0], n[:, 0]
-    state.directions.add(sums)
-    state.squares.add(np.stack([n, n**2, (sums**2).sum(axis=-1)], axis=-1))
-    length = lengths(mean)
+def _add_cosines(state: IsotropyState, piece: Piece) -> Floats:
+    """Add every text's sum of unit vectors and its mean cosine with its mean vector: (text, depth, width)."""
+    found = [_directions(piece.vectors("hidden_states", depth)) for depth in state.depths]
+    sums, n, means = (np.stack(parts, axis=1) for parts in zip(*found, strict=True))
+    squares = np.stack([n, n**2, (sums**2).sum(axis=-1)], axis=-1)
+    for own, of_own in zip(sums, squares, strict=True):
+        state.directions.add(own)
+        state.squares.add(of_own)
+    length = lengths(means)
     there = (n > 0) & (length > 0)
-    scale = np.where(there, n * length, 1.0)
-    cosine = np.einsum("dw,dw->d", sums, mean) / scale
-    state.intra.add(np.where(there, np.clip(cosine, -1.0, 1.0), np.nan)[None])
+    cosine = np.einsum("tdw,tdw->td", sums, means) / np.where(there, n * length, 1.0)
+    state.intra.add(np.where(there, np.clip(cosine, -1.0, 1.0), np.nan))
+    return means
+
+
+def _directions(vectors: Floats) -> tuple[Floats, Floats, Floats]:
+    """Sum of unit vectors (text, width), how many there are (text), for zero vectors have none, and mean vector."""
+    length = lengths(vectors)
+    there = length > 0
+    sums = np.einsum("tk,tkw->tw", there / np.where(there, length, 1.0), vectors)
+    return sums, there.sum(axis=-1).astype(float), np.einsum("tkw->tw", vectors) / vectors.shape[1]
 
 
 def _table(state: IsotropyState, clouds: list[Cloud], tokens: int) -> Table:

@@ -15,6 +15,7 @@ from .kit.accumulators import Counts
 from .kit.analysis import ALL, Analysis, Selection, SettingsError, State, setting
 from .kit.covariance import linear_cka, principal_bases, shared_directions
 from .kit.isotropy_metrics import varies
+from .kit.kept import pieces
 from .kit.maths import lengths, paired_cosines
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Heatmap, Result, Table
@@ -102,17 +103,13 @@ class Layers(Analysis[LayersState]):
         return LayersState(sample, Counts(), depths)
 
     def update(self, state: LayersState, record: ForwardRecord) -> None:
-        kind = record.of_layer("hidden_states", 0).dtype  # what was recorded in float32 is kept in float32
-        for at, text in enumerate(record.texts):
-            special = np.array(text.special, dtype=bool)
-            kept = np.flatnonzero(~special) if self.special == "drop" else np.arange(len(text))
-            state.counts.add([len(kept)])
-            keys = token_keys(text, kept, self.seed)
-            keys = np.insert(keys, 0, 0, axis=1)
-            chosen = np.flatnonzero(state.sample.wanted(keys))
-            if len(chosen):
-                vectors = record.of_text("hidden_states", at, state.depths)[:, kept[chosen]]
-                state.sample.add(keys[chosen], vectors.swapaxes(0, 1).astype(kind))
+        for piece in pieces(record, special=self.special == "keep"):
+            state.counts.add([len(piece.kept)] * len(piece))
+            keys = token_keys(record.texts[piece.texts], piece.kept, self.seed)
+            keys = np.insert(keys, 0, 0, axis=-1)
+            texts, tokens = np.nonzero(state.sample.wanted(keys))
+            places = texts + piece.texts.start, piece.kept[tokens]
+            state.sample.add(keys[texts, tokens], record.of_tokens("hidden_states", *places, state.depths))
 
     def finalize(self, state: LayersState, record: ForwardRecord | None) -> Result:
         vectors = state.sample.settled().vectors.astype(float)

@@ -81,25 +81,19 @@ class RecordingError(BertgeoError):
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring texts of one token count in a batch whose texts lie end to end, and where in it they are."""
+    """Neighbouring texts of one token count in a batch whose texts lie end to end."""
 
     texts: int
     tokens: int
-    first: int
 
-    def of(self, values: Tensor) -> Tensor:
-        """These texts of (1, token, ...), a view (text, token, ...)."""
-        return values[0, self.first : self.first + self.texts * self.tokens].unflatten(0, (self.texts, self.tokens))
+    def __len__(self) -> int:
+        return self.texts * self.tokens
 
 
 def parts_of(texts: Sequence[TokenizedText]) -> list[tuple[Part, list[TokenizedText]]]:
     """The texts of a batch by token count, each run of neighbours that share one."""
-    found, first = [], 0
-    for tokens, alike in groupby(texts, len):
-        own = list(alike)
-        found.append((Part(len(own), tokens, first), own))
-        first += len(own) * tokens
-    return found
+    runs = ((tokens, list(alike)) for tokens, alike in groupby(texts, len))
+    return [(Part(len(own), tokens), own) for tokens, own in runs]
 
 
 class Recorder:
@@ -132,7 +126,12 @@ class Recorder:
             self.layers[part][name].append(tensor)
 
     def _cut(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor] if self.parts is None else [part.of(tensor) for part in self.parts]
+        """Views (text, token, ...) of the parts of (1, token, ...)."""
+        if self.parts is None:
+            return [tensor]
+        rest = tensor.shape[2:]
+        own = tensor[0].split([len(part) for part in self.parts])
+        return [one.view(part.texts, part.tokens, *rest) for part, one in zip(self.parts, own, strict=True)]
 
     def attend(
         self,

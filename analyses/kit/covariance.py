@@ -44,8 +44,9 @@ class Covariance:
         mean = vectors.mean(axis=1)
         step = mean - self.mean
         # The shift of the mean counts as one more row: then each cell takes a single symmetric product.
-        shift = np.sqrt(self.count * tokens / total) * step
-        rows = np.concatenate([vectors - mean[:, None], shift[:, None]], axis=1)
+        rows = np.empty((len(vectors), tokens + 1, vectors.shape[-1]))
+        np.subtract(vectors, mean[:, None], out=rows[:, :-1])
+        np.multiply(step, np.sqrt(self.count * tokens / total), out=rows[:, -1])
         for products, own in zip(self.products, rows, strict=True):
             products += own.T @ own
         self.mean += step * (tokens / total)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .maths import entropy, keys_to_reach, mean_of_rows, normalised_rows
+from .maths import as_slice, entropy, keys_to_reach, mean_of_rows, normalised_rows
 from .modularity import best_runs
 from .units import Kinds
 
@@ -88,8 +88,8 @@ class GateMaps:
     @cached_property
     def between(self) -> Floats:
         """Weights among units that are not special, rows renormalised; rows with nothing left are 0."""
-        kept = self.attention.take(self._kept, axis=-2).take(self._kept, axis=-1)
-        return normalised_rows(kept)
+        kept = as_slice(self._kept)
+        return normalised_rows(self.attention[..., kept, :][..., kept])
 
     @cached_property
     def sink(self) -> Floats:
@@ -100,10 +100,10 @@ class GateMaps:
     def diagonals(self) -> Floats:
         """Mean weight of a row at every offset from 1 - m to m - 1."""
         m = self.m
-        sums = np.zeros((*self.between.shape[:2], 2 * m - 1))
+        sums = np.zeros((2 * m - 1, self._maps_last.shape[-1]))
         for row in range(m):
-            sums[..., m - 1 - row : 2 * m - 1 - row] += self.between[..., row, :]
-        return self._per_row(sums)
+            sums[m - 1 - row : 2 * m - 1 - row] += self._maps_last[row]
+        return self._per_row(np.ascontiguousarray(sums.T).reshape(*self.between.shape[:2], -1))
 
     @property
     def self_weight(self) -> Floats:
@@ -242,7 +242,16 @@ class GateMaps:
 
     @cached_property
     def _runs(self) -> tuple[Floats, Floats]:
-        return best_runs(self.between)
+        value, runs = best_runs(self._maps_last)
+        return value.reshape(self.between.shape[:2]), runs.reshape(self.between.shape[:2])
+
+    @cached_property
+    def _maps_last(self) -> Floats:
+        """`between` as (unit, unit, map): what goes along units then goes over many maps at once."""
+        m = self.m
+        # torch's copy of a transposed matrix goes block by block.
+        flat: Floats = torch.from_numpy(self.between.reshape(-1, m * m)).T.contiguous().numpy()
+        return flat.reshape(m, m, -1)
 
 
 def _excess(mass: Floats, uniform: float | Floats) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .maths import as_slice
 from .pieces import runs
 from .record import ForwardRecord, TokenizedText
 
@@ -30,7 +31,7 @@ class Piece:
     def recorded(self, name: str, index: int) -> NDArray[Any]:
         """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), as they were recorded."""
         found = self.record.of_layer(name, index)[self.texts]
-        return found if len(self.kept) == found.shape[-2] else found[..., self.kept, :]
+        return found if len(self.kept) == found.shape[-2] else found[..., as_slice(self.kept), :]
 
     def vectors(self, name: str, index: int) -> Floats:
         """The same in float64, and free to be overwritten."""

@@ -26,6 +26,16 @@ def ratio(part: Floats, whole: Floats) -> Floats:
     return np.where(there, part / np.where(there, whole, 1.0), np.nan)
 
 
+def as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Neighbouring places as a slice, which selects without a copy; others as they are.
+
+    >>> as_slice(np.array([1, 2, 3])), as_slice(np.array([1, 3])).tolist()
+    (slice(1, 4, None), [1, 3])
+    """
+    neighbours = len(places) > 0 and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if neighbours else places
+
+
 def normalised_rows(weights: Floats) -> Floats:
     """Rows divided by their sum; rows that sum to 0 stay 0.
 

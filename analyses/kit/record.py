@@ -237,6 +237,15 @@ class ForwardRecord:
         """One layer (or depth) of a tensor for NumPy, without its `layer` axis: a view where NumPy knows the type."""
         return _array(self.layer(name, index))
 
+    def of_tokens(
+        self, name: str, texts: NDArray[np.intp], positions: NDArray[np.intp], layers: Sequence[int]
+    ) -> NDArray[Any]:
+        """Vectors of some tokens, each the one at a position of a text of the batch: (token, layer, width).
+
+        For tensors whose layers are (text, token, width), as they were recorded.
+        """
+        return np.stack([self.of_layer(name, layer)[texts, positions] for layer in layers], axis=1)
+
     def select(self, texts: Sequence[int]) -> Self:
         """The record of some texts of the batch, by their indices."""
         layers = {name: [tensor[list(texts)] for tensor in tensors] for name, tensors in self._layers.items()}

@@ -34,7 +34,7 @@ from analyses.kit.residual_answer import (
     headline,
 )
 from analyses.kit.result import Result
-from analyses.kit.vector_sample import hashed, text_hash
+from analyses.kit.vector_sample import hashed, text_keys
 from bertgeo_cli.intake import Intake
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.observation import Pass
@@ -90,8 +90,8 @@ class Residuals(Study):
             self._add_blocks(sums, follow, text)
         return self._result(sums)
 
-    def _rank(self, text: TokenizedText) -> tuple[int, int, int]:
-        return int(text_hash(text, self.seed)), text.line, text.part
+    def _rank(self, text: TokenizedText) -> tuple[int, ...]:
+        return tuple(text_keys([text], self.seed)[0].tolist())
 
     def _generator(self, text: TokenizedText, use: str) -> torch.Generator:
         """Random numbers that depend on the text and their use alone, not on other texts."""
