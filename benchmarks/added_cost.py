@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from timing import least_by_part
 
 from analyses.kit.analysis import Analysis
@@ -14,7 +15,7 @@ from analyses.kit.record import TokenizedText
 from bertgeo_cli import registry
 from bertgeo_cli.corpus import Encoder, batches, shards
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.observation import Pass, Updates, needs_of, start
+from bertgeo_cli.observation import Pass, needs_of, start, updating
 from bertgeo_cli.recording import record_batch
 
 BOUNDS = {"rank-collapse": 0.25, "flow": 1.0}
@@ -28,14 +29,16 @@ def added(
     Both sides in turn, batch by batch, the least of `rounds` each: so neither other work on the machine nor its
     drift falls on one side.
     """
-    states, needs, updates = start(analyses, loaded), needs_of(analyses), Updates(analyses)
+    states, needs, count = start(analyses, loaded), needs_of(analyses), torch.get_num_threads()
 
     def bare(batch: Sequence[TokenizedText]) -> None:
         record_batch(loaded, batch, needs=frozenset(), backend=how.backend)
 
     def whole(batch: Sequence[TokenizedText]) -> None:
-        for recorded in record_batch(loaded, batch, needs=needs, backend=how.backend):
-            updates(states, recorded)
+        found = record_batch(loaded, batch, needs=needs, backend=how.backend)
+        with updating(analyses, count, how.batch_tokens) as update:
+            for recorded in found:
+                update(states, recorded)
 
     parts = [batch for shard in shards(texts) for batch in batches(shard, how.batch_tokens)]
     plain, observed = least_by_part(bare, whole, parts, rounds)

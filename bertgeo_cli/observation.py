@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +20,7 @@ from analyses.kit.accumulators import Sample
 from analyses.kit.analysis import Analysis, SettingsError, State
 from analyses.kit.record import ForwardRecord, TokenizedText
 
-from .cores import side_by_side
+from .cores import Done, Lanes
 from .corpus import batches
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
@@ -142,12 +144,13 @@ def observe_groups(
 ) -> dict[str, States]:
     """The states of one shard by group of texts; all groups share the forward passes."""
     groups: dict[str, States] = {}
-    empty = start(analyses, loaded)
-    needs, updates = needs_of(analyses), Updates(analyses)
-    for recorded in records(loaded, batches(texts, how.batch_tokens), needs=needs, backend=how.backend):
-        for group, own in _by_group(recorded, group_of):
-            updates(groups.get(group) or groups.setdefault(group, merged_states(empty, empty)), own)
-        progress(len(recorded.texts))
+    empty, count = start(analyses, loaded), torch.get_num_threads()
+    passes = batches(texts, how.batch_tokens)
+    with updating(analyses, count, how.batch_tokens) as update:
+        for recorded in records(loaded, passes, needs=needs_of(analyses), backend=how.backend, count=count):
+            for group, own in _by_group(recorded, group_of):
+                states = groups.get(group) or groups.setdefault(group, merged_states(empty, empty))
+                update(states, own, progress)
     return groups
 
 
@@ -159,24 +162,48 @@ def one_thread(blas: ThreadpoolController | None = None) -> Iterator[None]:
 
 
 class Updates:
-    """Adds records to the states of all analyses, of as many at a time as torch has threads.
+    """Adds records to the states of all analyses, of as many at a time as there are threads.
 
-    Each of them sees one record after the other, in order: what goes on beside it leaves no trace.
+    Each of them sees one record after the other, in order: what goes on beside it leaves no trace. The caller goes on
+    to the next record meanwhile, until more than `ahead` tokens wait to be measured.
     """
 
-    def __init__(self, analyses: Sequence[Analysis[Any]]):
-        self.analyses = analyses
-        self.threads = torch.get_num_threads()
-        self._blas = ThreadpoolController()
+    def __init__(self, analyses: Sequence[Analysis[Any]], count: int, ahead: int):
+        self._analyses = analyses
+        self._ahead = ahead
+        self._lanes = Lanes(count, len(analyses))
+        self._waiting: deque[tuple[ForwardRecord, list[Done], Progress]] = deque()
 
-    def __call__(self, states: States, recorded: ForwardRecord) -> None:
-        works = [partial(one.update, state, recorded) for one, state in zip(self.analyses, states, strict=True)]
-        with one_thread(self._blas):
-            if self.threads > 1:
-                side_by_side(self.threads, works)
-            else:
-                for work in works:
-                    work()
+    def __call__(self, states: States, recorded: ForwardRecord, then: Progress = silent) -> None:
+        """Begin to add a record; `then` is told its number of texts when that is done."""
+        works = [partial(one.update, state, recorded) for one, state in zip(self._analyses, states, strict=True)]
+        self._waiting.append((recorded, self._lanes.put(works), then))
+        self.finish(self._ahead)
+
+    def finish(self, ahead: int = 0) -> None:
+        """Wait until at most so many tokens wait. Raises what the first of them raises that fails."""
+        while sum(len(recorded.texts) * len(recorded.texts[0]) for recorded, *_ in self._waiting) > ahead:
+            recorded, measured, then = self._waiting[0]
+            for done in measured:
+                done.result()
+            self._waiting.popleft()
+            then(len(recorded.texts))
+
+    def abandon(self) -> None:
+        """Wait for what has begun, whatever it gives."""
+        wait([done for _, measured, _ in self._waiting for done in measured])
+
+
+@contextmanager
+def updating(analyses: Sequence[Analysis[Any]], count: int, ahead: int) -> Iterator[Updates]:
+    """Updates that are done on leaving."""
+    with one_thread():
+        updates = Updates(analyses, count, ahead)
+        try:
+            yield updates
+            updates.finish()
+        finally:
+            updates.abandon()
 
 
 def _by_group(recorded: ForwardRecord, group_of: Callable[[TokenizedText], str]) -> Iterator[tuple[str, ForwardRecord]]:

@@ -381,14 +381,19 @@ def _end_to_end(values: Iterable[Sequence[int]], loaded: LoadedModel) -> Tensor:
 
 
 def records(
-    loaded: LoadedModel, batches: Iterable[Sequence[TokenizedText]], *, needs: frozenset[str], backend: str = "eager"
+    loaded: LoadedModel,
+    batches: Iterable[Sequence[TokenizedText]],
+    *,
+    needs: frozenset[str],
+    backend: str = "eager",
+    count: int | None = None,
 ) -> Iterator[ForwardRecord]:
-    """The records of many batches, in their order, as many passes at a time as torch has threads.
+    """The records of many batches, in their order, `count` passes at a time: by default as many as torch has threads.
 
     On a CPU a pass on each core is faster than all cores on one pass, and the caller's work on a record goes on beside
     the next passes. While this runs, torch has one thread here too.
     """
-    count = torch.get_num_threads()
+    count = count or torch.get_num_threads()
     if loaded.device != "cpu" or count < 2:
         for batch in batches:
             yield from record_batch(loaded, batch, needs=needs, backend=backend)
