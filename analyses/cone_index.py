@@ -184,8 +184,8 @@ def _direction_sums(state: ConeIndexState, record: ForwardRecord, point: str, ch
 
 
 def _unit_sums(chosen: Floats, heads: tuple[int, ...], vectors: Floats, texts: slice) -> Floats:
-    """Of vectors (text, [head,] token, width): (text, [head,] special, width), with their number as a last channel."""
-    of_head = vectors.ndim == 4
+    """Of vectors (layer, text, [head,] token, width): (layer, text, [head,] special, width + 1), their number last."""
+    of_head = vectors.ndim == 5
     own = of_heads(vectors, heads) if of_head else vectors
     sums, n = direction_sums(own, lengths(own), chosen[texts, None] if of_head else chosen[texts])
     return np.concatenate([sums, n[..., None]], axis=-1)
@@ -193,10 +193,10 @@ def _unit_sums(chosen: Floats, heads: tuple[int, ...], vectors: Floats, texts: s
 
 def _concatenated_sums(chosen: Floats, heads: tuple[int, ...], outputs: Floats, texts: slice) -> Floats:
     """The same of all heads' outputs as one vector a token, which is put together only when it has been summed."""
-    whole = np.linalg.norm(lengths(outputs), axis=1)
-    sums, n = direction_sums(outputs, whole[:, None], chosen[texts, None])
-    joined = np.moveaxis(sums, 1, 2).reshape(len(sums), 2, -1)
-    return np.concatenate([joined, n[:, 0, :, None]], axis=-1)
+    whole = np.linalg.norm(lengths(outputs), axis=2)
+    sums, n = direction_sums(outputs, whole[:, :, None], chosen[texts, None])
+    joined = np.moveaxis(sums, 2, 3).reshape(*sums.shape[:2], 2, -1)
+    return np.concatenate([joined, n[:, :, 0, :, None]], axis=-1)
 
 
 def between_texts(state: ConeIndexState) -> tuple[Floats, Floats]:

@@ -168,8 +168,8 @@ class Isotropy(Analysis[IsotropyState]):
 
 def _add_cosines(state: IsotropyState, piece: Piece) -> Floats:
     """Add every text's sum of unit vectors and its mean cosine with its mean vector: (text, depth, width)."""
-    found = [_directions(piece.vectors("hidden_states", depth)) for depth in state.depths]
-    sums, n, means = (np.stack(parts, axis=1) for parts in zip(*found, strict=True))
+    found = [_directions(piece.vectors("hidden_states", depths)) for depths in piece.layer_runs(state.depths)]
+    sums, n, means = (np.concatenate(parts).swapaxes(0, 1) for parts in zip(*found, strict=True))
     squares = np.stack([n, n**2, (sums**2).sum(axis=-1)], axis=-1)
     for own, of_own in zip(sums, squares, strict=True):
         state.directions.add(own)
@@ -182,11 +182,11 @@ def _add_cosines(state: IsotropyState, piece: Piece) -> Floats:
 
 
 def _directions(vectors: Floats) -> tuple[Floats, Floats, Floats]:
-    """Sum of unit vectors (text, width), how many there are (text), for zero vectors have none, and mean vector."""
+    """Sum of unit vectors (depth, text, width), their number (depth, text), as zero vectors have none, mean vector."""
     length = lengths(vectors)
     there = length > 0
-    sums = np.einsum("tk,tkw->tw", there / np.where(there, length, 1.0), vectors)
-    return sums, there.sum(axis=-1).astype(float), np.einsum("tkw->tw", vectors) / vectors.shape[1]
+    sums = np.einsum("dtk,dtkw->dtw", there / np.where(there, length, 1.0), vectors)
+    return sums, there.sum(axis=-1).astype(float), np.einsum("dtkw->dtw", vectors) / vectors.shape[2]
 
 
 def _table(state: IsotropyState, clouds: list[Cloud], tokens: int) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -111,13 +111,11 @@ class Stream(Analysis[StreamState]):
             if "moments" in self._parts():
                 state.distributions.add(piece, state.points)
             for part, moments in state.values.items():
-                measure = self._measure(part, state)
-                found = np.stack([measure(piece, layer) for layer in state.points.layers], axis=1)
-                moments.add(np.ascontiguousarray(found))
+                moments.add(piece.over_layers(state.points.layers, self._measure(part, state)))
         state.counts.add([len(text) for text in record.texts])
 
-    def _measure(self, part: str, state: StreamState) -> Callable[[Piece, int], Floats]:
-        """What gives a part's values of one layer, (text, ..., value)."""
+    def _measure(self, part: str, state: StreamState) -> Callable[[Piece, Sequence[int]], Floats]:
+        """What gives a part's values of some layers, (layer, text, ..., value)."""
         if part == "mixing":
             assert state.weights is not None, "a state without weights is finished and not updated"
             return partial(mixing, weights=state.weights)

@@ -338,13 +338,20 @@ def test_two_runs_into_one_report_at_once_are_refused(fast: Run, corpus: str, tm
 
 
 def children_of(process: int) -> list[int]:
-    tasks = Path(f"/proc/{process}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    return [int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in read(task / "children").split()]
+
+
+def read(path: Path) -> bytes:
+    """A file of /proc; nothing of a thread or process that has just ended."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def python_children(process: int) -> list[int]:
     """Its spawned workers, without multiprocessing's resource tracker."""
-    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children_of(process)}
+    commands = {child: read(Path(f"/proc/{child}/cmdline")) for child in children_of(process)}
     return [child for child, command in commands.items() if b"spawn_main" in command]
 
 

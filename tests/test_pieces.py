@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -33,13 +36,17 @@ def test_over_layers_is_each_text_of_each_layer_on_its_own(
     chosen = range(5) if texts is None else range(texts.start, texts.stop)
 
     def measure(values: np.ndarray, which: slice) -> np.ndarray:
-        return np.stack([values.sum(axis=(1, 2)), np.arange(which.start, which.stop)], axis=-1)
+        sums = values.sum(axis=(2, 3))
+        seen.append(sums.shape)
+        return np.stack([sums, np.broadcast_to(np.arange(which.start, which.stop), sums.shape)], axis=-1)
 
     expected = [[[tensors[layer][text].double().sum().item(), text] for layer in (1, 0)] for text in chosen]
-    for cached in (1, 30, CACHED):
-        monkeypatch.setattr(pieces, "CACHED", cached)
+    for cached, most in ((1, 1), (30, 2), (CACHED, 2 * len(chosen))):
+        monkeypatch.setattr(pieces, "runs", partial(runs, most=cached))
+        seen: list[tuple[int, ...]] = []
         found = over_layers(record, "layer_outputs", (1, 0), measure, texts)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert max(map(math.prod, seen)) == most
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -20,11 +20,12 @@ from analyses.kit.distribution import CentralMoments, bin_counts, bin_edges, cen
 from analyses.kit.kept import pieces
 from analyses.kit.mixing import layer_weights, parts_of_output
 from analyses.kit.record import ForwardRecord
-from analyses.kit.spectra import von_neumann_entropy
+from analyses.kit.spectra import frobenius_norm, von_neumann_entropy
 from analyses.kit.sublayers import affine_rank, norm_values, step_values
 from analyses.stream import Stream
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel, load_model
+from bertgeo_cli.observation import one_thread
 from bertgeo_cli.recording import EVERYTHING, run_pass
 from bertgeo_cli.run import Pass, analyse_corpus
 
@@ -118,6 +119,16 @@ def test_constant_values_have_neither_skewness_nor_kurtosis() -> None:
     assert moments.mean == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("entries", [7, 9000, 40_000])
+def test_central_sums_and_norms_have_the_bits_that_a_row_has_alone(entries: int) -> None:
+    rows = np.random.default_rng(entries).standard_normal((3, 2, 1, entries)) + 0.3
+    with one_thread():
+        for measure in (central_sums, lambda values: frobenius_norm(values[..., None])):
+            together = measure(rows.copy())
+            for at in np.ndindex(3, 2):
+                assert together[at].tobytes() == measure(rows[at].copy()).tobytes()
+
+
 def test_an_empty_side_leaves_the_bits_of_the_other() -> None:
     some, none = central_sums(np.array([0.1, 0.7, -3.3])), np.zeros(5)
     assert pooled(some, none).tobytes() == pooled(none, some).tobytes() == some.tobytes()
@@ -127,7 +138,7 @@ def test_every_float32_falls_between_the_edges_of_its_bin() -> None:
     values = (np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-25, 25).repeat(10)).astype(np.float32)
     low, high = bin_edges()
     for value in values.astype(float):
-        (at,) = np.flatnonzero(bin_counts(np.array([value])))
+        (at,) = np.flatnonzero(bin_counts(np.array([[value]]))[0])
         inside = low[at] <= value < high[at] if value > 0 else low[at] < value <= high[at]
         assert inside, value
 
@@ -146,7 +157,7 @@ def test_histograms_hold_every_entry_once_and_have_area_one(tables: dict[str, pd
 
 
 def test_the_bins_around_zero_are_one() -> None:
-    found = histogram(bin_counts(np.array([0.0, -0.001, 0.002, -1.0, 2.0])), least=0.5)
+    found = histogram(bin_counts(np.array([[0.0, -0.001, 0.002, -1.0, 2.0]]))[0], least=0.5)
     assert (found.counts[found.low == -0.5], found.high[found.low == -0.5]) == (3, 0.5)
     assert found.counts.sum() == 5
 
@@ -298,7 +309,7 @@ def test_the_parts_add_up_to_what_was_recorded(minilm: LoadedModel) -> None:
     record, layer = record_of(minilm, TEXTS[0]), 2
     (piece,) = pieces(record, special=True)
     weights = layer_weights(minilm.head_weights(), minilm.shape, [layer])[layer]
-    others, own, _ = parts_of_output(piece, layer, weights)
+    others, own, _ = (part[0] for part in parts_of_output(piece, [layer], [weights]))
     held = reference.forward(record.texts[0].ids, record.texts[0].segment)
     pairs = pair_vectors(held, layer)
     diagonal = np.array([pairs[i, i] for i in range(len(pairs))])

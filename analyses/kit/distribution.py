@@ -27,13 +27,14 @@ def central_sums(values: Floats) -> Floats:
     [4.0, 1.0, 12.0, 24.0, 84.0]
     """
     count = values.shape[-1]
-    mean = np.einsum("...i->...", values) / max(count, 1)
+    # Sums whose order does not depend on how many others are taken beside them; einsum's does for long rows.
+    mean = values.sum(axis=-1) / max(count, 1)
     rest = np.subtract(values, mean[..., None], out=values)
     squares = rest * rest
     sums = np.empty((*mean.shape, 5))
-    sums[..., 0], sums[..., 1], sums[..., 2] = count, mean, np.einsum("...i->...", squares)
-    for power, other in ((3, rest), (4, squares)):
-        sums[..., power] = np.einsum("...i,...i->...", squares, other)
+    sums[..., 0], sums[..., 1] = count, mean
+    for power, pair in ((2, (rest, rest)), (3, (squares, rest)), (4, (squares, squares))):
+        sums[..., power] = np.vecdot(*pair)
     return sums
 
 
@@ -126,19 +127,20 @@ class CentralMoments:
 
 
 def bin_counts(values: NDArray[Any]) -> Floats:
-    """How many values fall into each of the BINS fixed bins, which are the same for all data: (BINS,).
+    """How many of each row's values fall into the BINS fixed bins, the same for all data: (row, ...) to (row, BINS).
 
     A bin holds the float32 numbers of one sign and exponent whose fraction starts with the same three bits: eight
     bins to each power of two.
 
-    >>> counts = bin_counts(np.array([1.0, 1.1, -1.2]))
+    >>> counts = bin_counts(np.array([[1.0, 1.1, -1.2]]))[0]
     >>> low, high = bin_edges()
     >>> [(float(low[at]), float(high[at]), int(counts[at])) for at in np.flatnonzero(counts)]
     [(1.0, 1.125, 2), (-1.25, -1.125, 1)]
     """
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).ravel() >> SHIFT
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(len(values), -1) >> SHIFT
     # torch counts these as they are, and other threads go on meanwhile.
-    return torch.bincount(torch.from_numpy(bits.view(np.int32)), minlength=BINS).numpy().astype(np.float64)
+    found = [torch.bincount(row, minlength=BINS) for row in torch.from_numpy(bits.view(np.int32))]
+    return torch.stack(found).numpy().astype(np.float64)
 
 
 def bin_edges() -> tuple[Floats, Floats]:
@@ -166,7 +168,7 @@ class Histogram:
 def histogram(counts: Floats, least: float = 2.0**-6) -> Histogram:
     """Bins from the lowest filled one to the highest, those within `least` of 0, a power of two, as one.
 
-    >>> found = histogram(bin_counts(np.array([0.0, -1e-9, 0.017])))
+    >>> found = histogram(bin_counts(np.array([[0.0, -1e-9, 0.017]]))[0])
     >>> found.low.tolist(), found.high.tolist(), found.counts.tolist()
     ([-0.015625, 0.015625], [0.015625, 0.017578125], [2.0, 1.0])
     """

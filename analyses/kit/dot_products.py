@@ -117,7 +117,7 @@ class DotProducts(State):
             for name in ("q", "k")
         )
         products = q @ k.swapaxes(-1, -2)
-        self.histograms.values[at] += bin_counts(products)
+        self.histograms.values[at] += bin_counts(products[None])[0]
         parts = variance_parts(products)
         sweep = [mean_of_rows(np.moveaxis(sweep_values(products, tau), -1, -2)) for tau in self.temperatures]
         moments = [central_sums(values.reshape(*values.shape[:2], -1)) for values in (products, q, k)]

@@ -33,14 +33,14 @@ SPECTRA = {
 """Values of a head in a text. Entropies are -sum p ln p with p = sigma^2 / sum sigma^2."""
 
 
-def spectra(piece: Piece, layer: int, heads: Sequence[int]) -> Floats:
-    """The values of SPECTRA: (text, head, value)."""
+def spectra(piece: Piece, layers: Sequence[int], heads: Sequence[int]) -> Floats:
+    """The values of SPECTRA: (layer, text, head, value)."""
     attention, q, k, outputs = (
-        of_heads(piece.vectors(name, layer), heads) for name in ("attention", "q", "k", "head_outputs")
+        of_heads(piece.vectors(name, layers), heads) for name in ("attention", "q", "k", "head_outputs")
     )
     n = len(piece.kept)
     if not n:
-        empty = np.full((*attention.shape[:2], len(SPECTRA)), np.nan)
+        empty = np.full((*attention.shape[:3], len(SPECTRA)), np.nan)
         empty[..., 0] = 0.0
         return empty
     scores = q @ k.swapaxes(-1, -2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -33,9 +33,19 @@ class Piece:
         found = self.record.of_layer(name, index)[self.texts]
         return found if len(self.kept) == found.shape[-2] else found[..., as_slice(self.kept), :]
 
-    def vectors(self, name: str, index: int) -> Floats:
-        """The same in float64, and free to be overwritten."""
-        return self.recorded(name, index).astype(np.float64, order="C")
+    def vectors(self, name: str, layers: Sequence[int]) -> Floats:
+        """Those of some layers (layer, text, [head,] token, width) in float64, and free to be overwritten."""
+        return np.stack([self.recorded(name, layer) for layer in layers], dtype=np.float64)
+
+    def layer_runs(self, layers: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The layers, as many at once as a core's cache holds: of a few short texts, several."""
+        entries = len(self) * len(self.record.texts[0]) * self.record.shape.width
+        return (layers[run] for run in runs(slice(0, len(layers)), entries))
+
+    def over_layers(self, layers: Sequence[int], measure: Callable[[Piece, Sequence[int]], Floats]) -> Floats:
+        """What `measure` makes of runs of layers (layer, text, ...), joined to (text, layer, ...)."""
+        found = np.concatenate([measure(self, some) for some in self.layer_runs(layers)])
+        return np.ascontiguousarray(found.swapaxes(0, 1))
 
 
 def pieces(record: ForwardRecord, *, special: bool) -> Iterator[Piece]:

@@ -141,7 +141,7 @@ def lengths(vectors: Floats) -> Floats:
     >>> lengths(np.array([3.0, 4.0])).item()
     5.0
     """
-    return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
+    return np.sqrt(np.vecdot(vectors, vectors))
 
 
 def paired_cosines(first: Floats, second: Floats) -> Floats:
@@ -152,7 +152,7 @@ def paired_cosines(first: Floats, second: Floats) -> Floats:
     >>> paired_cosines(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])).tolist()
     [0.96, nan]
     """
-    inner, own, other = (np.einsum("...i,...i->...", *pair) for pair in ((first, second), (first,) * 2, (second,) * 2))
+    inner, own, other = (np.vecdot(*pair) for pair in ((first, second), (first,) * 2, (second,) * 2))
     # The root of the product, not the product of roots: it is exact where both are the same number.
     scale = np.sqrt(own * other)
     return np.clip(ratio(inner, scale), -1.0, 1.0)

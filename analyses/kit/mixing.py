@@ -71,37 +71,43 @@ def mixing_ratio(others: Floats, own: Floats) -> Floats:
 def through_norm(vectors: Floats, gain: Floats) -> Floats:
     """A LayerNorm's linear part gain (v - mean(v)), without the scale 1 / sqrt(var + eps), which a ratio does not see.
 
-    The scale is that of the whole sum, the same for all its terms. Shapes (..., width), (width,) to (..., width).
+    The scale is that of the whole sum, the same for all its terms. Shapes (layer, ..., width), (layer, ..., width) of
+    which the second may have 1 in place of all but layer and width, to the first.
     """
     rest: Floats = vectors - np.einsum("...i->...", vectors)[..., None] / vectors.shape[-1]
     rest *= gain
     return rest
 
 
-def mixing(piece: Piece, layer: int, weights: Mapping[int, LayerWeights]) -> Floats:
-    """The values of MIXING, means over tokens: (text, value)."""
-    others, own, diagonal = parts_of_output(piece, layer, weights[layer])
+def mixing(piece: Piece, layers: Sequence[int], weights: Mapping[int, LayerWeights]) -> Floats:
+    """The values of MIXING, means over tokens: (layer, text, value)."""
+    own_weights = [weights[layer] for layer in layers]
+    others, own, diagonal = parts_of_output(piece, layers, own_weights)
     of_others, of_own = lengths(others), lengths(own)
-    own += piece.vectors("hidden_states", layer)
+    own += piece.vectors("hidden_states", layers)
+    gain = np.stack([of_layer.gain for of_layer in own_weights])[:, None, None]
     pairs = (
         (of_others, of_own),
         (of_others, lengths(own)),
-        tuple(lengths(through_norm(part, weights[layer].gain)) for part in (others, own)),
+        tuple(lengths(through_norm(part, gain)) for part in (others, own)),
     )
-    found = (1.0 - diagonal.mean(axis=1), *(mixing_ratio(*pair) for pair in pairs))
-    return mean_of_rows(np.stack(found, axis=1))
+    found = (1.0 - diagonal.mean(axis=2), *(mixing_ratio(*pair) for pair in pairs))
+    return mean_of_rows(np.stack(found, axis=2))
 
 
-def parts_of_output(piece: Piece, layer: int, weights: LayerWeights) -> tuple[Floats, Floats, Floats]:
+def parts_of_output(
+    piece: Piece, layers: Sequence[int], weights: Sequence[LayerWeights]
+) -> tuple[Floats, Floats, Floats]:
     """What others and the token itself add to its attention output, which is both and b_O; and the diagonal of A.
 
-    Shapes (text, token, width) twice and (text, head, token). The part of others is the recorded output less b_O and
-    the own part, so it is as exact as float32 made the output.
+    Shapes (layer, text, token, width) twice and (layer, text, head, token). The part of others is the recorded output
+    less b_O and the own part, so it is as exact as float32 made the output.
     """
-    attention = piece.record.of_layer("attention", layer)[piece.texts]
-    diagonal = np.diagonal(attention, axis1=2, axis2=3)[..., piece.kept].astype(np.float64, order="C")
-    own = contributions(diagonal, piece.vectors("v", layer), weights.output)
-    others = piece.vectors("attention_projection", layer)
-    others -= weights.bias
+    attention = [piece.record.of_layer("attention", layer)[piece.texts] for layer in layers]
+    diagonal = np.stack([np.diagonal(own, axis1=2, axis2=3)[..., piece.kept] for own in attention], dtype=np.float64)
+    values = zip(diagonal, piece.vectors("v", layers), weights, strict=True)
+    own = np.stack([contributions(weight, vectors, of_layer.output) for weight, vectors, of_layer in values])
+    others = piece.vectors("attention_projection", layers)
+    others -= np.stack([of_layer.bias for of_layer in weights])[:, None, None]
     others -= own
     return others, own, diagonal

@@ -40,28 +40,27 @@ def over_layers(
 ) -> Floats:
     """What `measure` makes of each layer (or depth) of a tensor, in float64, for all or some texts of the batch.
 
-    `measure` is given the values (text, ...) of a layer and which texts those are, and returns (text, ...). Stacked to
-    (text, layer, ...).
+    `measure` is given the values (layer, text, ...) of some layers and which texts those are, and returns
+    (layer, text, ...). Joined to (text, layer, ...).
     """
-    texts = slice(0, len(record.texts)) if texts is None else texts
     arrays = [record.of_layer(name, layer) for layer in layers]
-    cuts = list(runs(texts, arrays[0][0].size)) if arrays else []
-    parts = [(array, cut) for array in arrays for cut in cuts]
-    found = [_measured(measure, part) for part in parts]
-    by_layer = [found[first : first + len(cuts)] for first in range(0, len(found), len(cuts))]
+    entries, found = arrays[0][0].size, []
+    for cut in runs(slice(0, len(record.texts)) if texts is None else texts, entries):
+        some = runs(slice(0, len(layers)), entries * (cut.stop - cut.start))
+        found.append(np.concatenate([measure(together(arrays[part], cut), cut) for part in some]))
     # In one order in memory: otherwise later sums might be taken in an order that depends on the number of texts.
-    return np.ascontiguousarray(np.stack([np.concatenate(values) for values in by_layer], axis=1))
+    return np.ascontiguousarray(np.concatenate(found, axis=1).swapaxes(0, 1))
 
 
-def _measured(measure: Callable[[Floats, slice], Floats], part: tuple[NDArray[np.generic], slice]) -> Floats:
-    array, texts = part
-    return measure(array[texts].astype(np.float64, order="C"), texts)
+def together(layers: Sequence[NDArray[np.generic]], texts: slice) -> Floats:
+    """Some texts of arrays (text, ...) in float64, stacked to (layer, text, ...)."""
+    return np.stack([layer[texts] for layer in layers], dtype=np.float64)
 
 
 def of_heads(values: NDArray[F], heads: Sequence[int]) -> NDArray[F]:
-    """Some heads, in rising order, of (text, head, ...); all of them without a copy.
+    """Some heads, in rising order, of (..., head, token, channel or key); all of them without a copy.
 
-    >>> of_heads(np.arange(3.0)[None], [0, 2]).tolist()
-    [[0.0, 2.0]]
+    >>> of_heads(np.arange(3.0).reshape(3, 1, 1), [0, 2]).ravel().tolist()
+    [0.0, 2.0]
     """
-    return values if len(heads) == values.shape[1] else values.take(heads, axis=1)
+    return values if len(heads) == values.shape[-3] else values.take(heads, axis=-3)

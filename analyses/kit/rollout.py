@@ -11,12 +11,12 @@ Floats = NDArray[np.float64]
 
 
 def mean_over_heads(attention: Floats) -> Floats:
-    """Attention averaged over heads, rows summing to 1. Shape (layer, head, query, key) to (layer, query, key).
+    """Attention averaged over heads, rows summing to 1. Shape (..., head, query, key) to (..., query, key).
 
     >>> mean_over_heads(np.array([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]]]])).tolist()
     [[[0.5, 0.5], [0.0, 1.0]]]
     """
-    return normalised_rows(attention.mean(axis=1))
+    return normalised_rows(attention.mean(axis=-3))
 
 
 def mixing_matrices(attention: Floats) -> Floats:

@@ -98,7 +98,7 @@ def frobenius_norm(matrices: Floats) -> Floats:
     5.0
     """
     entries = matrices.reshape(*matrices.shape[:-2], matrices.shape[-2] * matrices.shape[-1])
-    return np.sqrt(np.einsum("...i,...i->...", entries, entries))
+    return np.sqrt(np.vecdot(entries, entries))
 
 
 def ranks(matrices: Floats, tokens: int) -> Floats:

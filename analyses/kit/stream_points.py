@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Self
 
 import numpy as np
@@ -93,20 +94,25 @@ class Distributions:
 
     def add(self, piece: Piece, points: Points) -> None:
         """Add the vectors of a piece; sums are taken text by text, in order."""
-        entries, norms, channels = [], [], []
-        for at, (point, index) in enumerate(points.stacks):
-            found = piece.recorded({**OF_HEADS, **WIDE}[point], index)
-            found = of_heads(found, points.heads) if point in OF_HEADS else found[:, None]
-            self.histograms.values[at] += bin_counts(found)
-            vectors = found.astype(np.float64, order="C")
-            if point in WIDE:
-                channels.append(_channel_sums(vectors[:, 0]))
-            norms.append(lengths(vectors))
-            entries.append(central_sums(vectors.reshape(*vectors.shape[:2], -1)))  # overwrites them
-        of_norms = central_sums(np.concatenate(norms, axis=1))
-        self.moments.add(np.stack([np.concatenate(entries, axis=1), of_norms], axis=2))
-        for own in np.stack(channels, axis=1):
+        parts = [self._measured(piece, points, *run) for run in _runs(piece, points)]
+        entries, norms = (np.concatenate([part[at] for part in parts], axis=1) for at in (0, 1))
+        self.moments.add(np.stack([entries, central_sums(norms)], axis=2))
+        for own in np.concatenate([part[2] for part in parts if part[2] is not None], axis=1):
             self.channels.add(own)
+
+    def _measured(
+        self, piece: Piece, points: Points, first: int, point: str, layers: Sequence[int]
+    ) -> tuple[Floats, Floats, Floats | None]:
+        """Central sums of entries (text, cell, 5), norms (text, cell, token), sums of channels (text, layer, ...)."""
+        name = {**OF_HEADS, **WIDE}[point]
+        found = np.stack([piece.recorded(name, layer) for layer in layers])
+        found = of_heads(found, points.heads) if point in OF_HEADS else found[:, :, None]
+        self.histograms.values[first : first + len(layers)] += bin_counts(found)
+        vectors = found.astype(np.float64, order="C")
+        channels = _channel_sums(vectors[:, :, 0]).swapaxes(0, 1) if point in WIDE else None
+        norms = lengths(vectors)
+        entries = central_sums(vectors.reshape(*vectors.shape[:3], -1))  # overwrites them
+        return _cells(entries), _cells(norms), channels
 
     def merge(self, other: Self) -> Self:
         """Both together."""
@@ -114,9 +120,25 @@ class Distributions:
         return type(self)(*(first.merge(second) for first, second in pairs))
 
 
+def _runs(piece: Piece, points: Points) -> Iterator[tuple[int, str, Sequence[int]]]:
+    """Runs of layers of one point: the first one's place among the stacks, the point, and the layers (or depths)."""
+    first = 0
+    for point, alike in groupby(points.stacks, lambda stack: stack[0]):
+        for layers in piece.layer_runs([layer for _, layer in alike]):
+            yield first, point, layers
+            first += len(layers)
+
+
+def _cells(values: Floats) -> Floats:
+    """(layer, text, head, ...) to (text, layer x head, ...)."""
+    layers, texts, heads, *rest = values.shape
+    return values.swapaxes(0, 1).reshape(texts, layers * heads, *rest)
+
+
 def _channel_sums(vectors: Floats) -> Floats:
-    """Sums of x and x^2 over tokens: (text, token, channel) to (text, channel, 2)."""
-    return np.stack([np.einsum("tic->tc", vectors), np.einsum("tic,tic->tc", vectors, vectors)], axis=-1)
+    """Sums of x and x^2 over tokens: (layer, text, token, channel) to (layer, text, channel, 2)."""
+    sums = np.einsum("ltic->ltc", vectors), np.einsum("ltic,ltic->ltc", vectors, vectors)
+    return np.stack(sums, axis=-1)
 
 
 def outlier_channels(sums: Floats, tokens: int, deviations: float) -> tuple[Floats, Floats, Floats, Sequence[int]]:

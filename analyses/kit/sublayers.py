@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -46,38 +48,41 @@ def step_values(vectors: Floats, update: Floats) -> Floats:
     >>> step_values(np.array([2.0, 0.0]), np.array([0.0, 2.0])).round(12).tolist()
     [1.0, 90.0, 45.0]
     """
-    own, inner, moved = (
-        np.einsum("...i,...i->...", *pair) for pair in ((vectors, vectors), (vectors, update), (update,) * 2)
-    )
+    own, inner, moved = (np.vecdot(*pair) for pair in ((vectors, vectors), (vectors, update), (update,) * 2))
     there, both = own > 0, own * moved > 0
     along = inner / np.where(there, own, 1.0)
     across = update - along[..., None] * vectors
-    sine = np.sqrt(np.einsum("...i,...i->...", across, across) * own)
+    sine = np.sqrt(np.vecdot(across, across) * own)
     ratio = np.where(there, np.sqrt(moved / np.where(there, own, 1.0)), np.nan)
     update_angle = np.where(both, np.degrees(np.arctan2(sine, inner)), np.nan)
     moved_angle = np.where(there & (sine + np.abs(own + inner) > 0), np.degrees(np.arctan2(sine, own + inner)), np.nan)
     return np.stack([ratio, update_angle, moved_angle], axis=-1)
 
 
-def steps(piece: Piece, layer: int) -> Floats:
-    """The values of STEPS for each of SUBLAYERS, means over tokens: (text, sublayer, value)."""
-    before, after = (piece.vectors("hidden_states", depth) for depth in (layer, layer + 1))
-    inner = piece.vectors("attention_norm", layer)
-    projection, mlp = piece.vectors("attention_projection", layer), piece.vectors("mlp_output", layer)
+def steps(piece: Piece, layers: Sequence[int]) -> Floats:
+    """The values of STEPS for each of SUBLAYERS, means over tokens: (layer, text, sublayer, value)."""
+    before, after = (piece.vectors("hidden_states", depths) for depths in (layers, behind(layers)))
+    inner = piece.vectors("attention_norm", layers)
+    projection, mlp = piece.vectors("attention_projection", layers), piece.vectors("mlp_output", layers)
     found = [step_values(*pair) for pair in ((before, projection), (inner, mlp), (before, after - before))]
-    return mean_of_rows(np.stack(found, axis=1).swapaxes(-1, -2))
+    return mean_of_rows(np.stack(found, axis=2).swapaxes(-1, -2))
+
+
+def behind(layers: Sequence[int]) -> list[int]:
+    """The depths to which layers lead."""
+    return [layer + 1 for layer in layers]
 
 
 def norm_values(before: Floats, after: Floats) -> Floats:
     """The values of LAYER_NORMS of token vectors ahead of a LayerNorm and behind it, on a last axis.
 
-    Shapes (text, token, width) twice to (text, 6); means leave out tokens without a value.
+    Shapes (..., token, width) twice to (..., 6); means leave out tokens without a value.
     """
     width = before.shape[-1]
     mean = np.einsum("...i->...", before) / width
-    square = np.einsum("...i,...i->...", before, before)
+    square = np.vecdot(before, before)
     rest = before - mean[..., None]
-    deviation = np.sqrt(np.einsum("...i,...i->...", rest, rest) / width)
+    deviation = np.sqrt(np.vecdot(rest, rest) / width)
     varies, there = deviation > 0, square > 0
     scale = np.where(varies, 1 / np.where(varies, deviation, 1.0), np.nan)
     share = np.where(there, np.minimum(width * mean**2 / np.where(there, square, 1.0), 1.0), np.nan)
@@ -85,10 +90,11 @@ def norm_values(before: Floats, after: Floats) -> Floats:
     return np.stack([*map(mean_of_rows, (scale, mean, share)), *ranks, ranks[1] - ranks[0]], axis=-1)
 
 
-def layer_norms(piece: Piece, layer: int) -> Floats:
-    """The values of LAYER_NORMS for each of NORMS: (text, norm, value)."""
-    points = [((ahead, layer), (behind, layer + (behind == "hidden_states"))) for ahead, behind in NORMS.values()]
-    return np.stack([norm_values(*(piece.vectors(*point) for point in pair)) for pair in points], axis=1)
+def layer_norms(piece: Piece, layers: Sequence[int]) -> Floats:
+    """The values of LAYER_NORMS for each of NORMS: (layer, text, norm, value)."""
+    depths = {"hidden_states": behind(layers)}
+    points = [[piece.vectors(point, depths.get(point, layers)) for point in pair] for pair in NORMS.values()]
+    return np.stack([norm_values(*pair) for pair in points], axis=2)
 
 
 def affine_rank(states: Floats) -> Floats:
