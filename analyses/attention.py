@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, setting
-from .kit.attention_metrics import METRICS, Special, View, chosen_metrics, view
+from .kit.attention_metrics import METRICS, Special, View, chosen_metrics
 from .kit.maths import mean_of_rows
 from .kit.record import ForwardRecord, HeadWeights, ModelShape, TokenizedText
 from .kit.result import Figure, Heatmap, Result, Table
@@ -101,14 +101,14 @@ class Attention(Analysis[AttentionState]):
         return Result(_headline(heads, names), tuple(tables), tuple(figures), self._notes(state))
 
     def _measured(self, attention: Floats, kinds: Kinds) -> Floats:
-        seen = view(attention, kinds, self.special)
+        seen = View(attention, kinds, self.special)
         return np.stack([mean_of_rows(METRICS[name][0](seen)) for name in chosen_metrics(self.metrics)], axis=-1)
 
     def _view(self, state: AttentionState, record: ForwardRecord, index: int) -> View:
         """One text of a record, layer by layer."""
         attention = record.of_text("attention", index, state.layers)[:, list(state.heads)]
         units = units_of(record.texts[index], words=self.words)
-        return view(units.pool(attention), Kinds.of([units]), self.special)
+        return View(units.pool(attention), Kinds([units]), self.special)
 
     def _heads_table(self, state: AttentionState, names: tuple[str, ...]) -> Table:
         frame = _head_index(state)

@@ -132,7 +132,7 @@ class Flow(Analysis[FlowState]):
         return FlowState(moments, Sample.empty(self.sample, self.seed), Counts(), layers, methods)
 
     def update(self, state: FlowState, record: ForwardRecord) -> None:
-        means, kinds = _means(state, record), Kinds.of([units_of(text, words=False) for text in record.texts])
+        means, kinds = _means(state, record), Kinds([units_of(text, words=False) for text in record.texts])
         first = 0
         for sources, alike in groupby(record.texts, self._sources):
             texts = slice(first, first + len(list(alike)))

@@ -25,7 +25,7 @@ from .kit.token_matrices import RANKS, VALUES, TokenMatrices
 Floats = NDArray[np.float64]
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
-TOGETHER = 2**16
+TOGETHER = 2**17
 """Numbers measured at once: in smaller stacks calls cost most, larger ones wait for memory."""
 
 

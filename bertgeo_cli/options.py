@@ -55,7 +55,7 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 FORMAT = "Corpus format"
 SUBJECT = "subject"
 """The panel of an argument that says what is asked about: it comes before the texts."""
-SHARD_TEXTS = 1024
+SHARD_TEXTS = 2048
 """Texts to a shard: with fewer, batches of equal length get too small to be fast; more take more memory."""
 
 

@@ -26,7 +26,7 @@ from analyses.kit.gate_labels import GATES, PATTERNS, Rules
 from analyses.kit.gate_scores import SCORES, GateMaps
 from analyses.kit.modularity import best_runs
 from analyses.kit.selected import mean_jaccard
-from analyses.kit.units import Kinds
+from analyses.kit.units import Kinds, Units
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.observation import Pass
@@ -89,11 +89,11 @@ SYNTHETIC = {
 
 
 def kinds(units: int, special: Sequence[int] | None = None, segment: Sequence[int] | None = None) -> Kinds:
-    flags = np.zeros((1, units), dtype=bool)
-    marked = flags.copy()
-    marked[0, [0, units - 1] if special is None else list(special)] = True
-    own = np.zeros(units, dtype=int) if segment is None else np.array(segment)
-    return Kinds(flags, flags, flags, marked, own[None])
+    every, none = tuple(range(units)), np.zeros(units, dtype=bool)
+    marked = none.copy()
+    marked[[0, units - 1] if special is None else list(special)] = True
+    own = (0,) * units if segment is None else tuple(segment)
+    return Kinds([Units(every, tuple(map(str, every)), every, every, own, marked, none, none)])
 
 
 def scores_of(attention: Floats, about: Kinds | None = None) -> Floats:

@@ -66,11 +66,11 @@ def test_direction_sums_are_those_of_plain_loops(seed: int) -> None:
 def test_kinds_stack_texts_and_are_cut_like_them() -> None:
     flags = np.array([[True, False, False], [False, True, False], [False, False, True]])
     units = [
-        Units((0, 1, 2), ("a", "b", "c"), (0, 1, 2), (1, 2, 3), (0, 0, 1), special, *flags[:, [0, 1, 2]])
-        for special in flags
+        Units((0, 1, 2), ("a", "b", "."), (0, 1, 2), (1, 2, 3), (0, 0, 1), special, *flags[:2]) for special in flags
     ]
-    kinds = Kinds.of(units)
+    kinds = Kinds(units)
     assert kinds.special.tolist() == flags.tolist()
     assert kinds[1:].special.tolist() == flags[1:].tolist()
-    assert not kinds.other.any()
+    assert kinds.other.tolist() == [[False, False, False], [False, False, False], [False, False, True]]
     assert kinds.segment.tolist() == [[0, 0, 1]] * 3
+    assert kinds[:1].repeated(2).punctuation.tolist() == [[False, False, True]] * 2

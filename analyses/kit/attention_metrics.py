@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .analysis import refuse_unknown_metric
-from .maths import entropy, keys_to_reach, mean_distance, normalised_rows
+from .maths import entropy, entropy_of_shares, keys_to_reach, mean_distance, normalised_rows
 from .units import Flags, Kinds
 
 Floats = NDArray[np.float64]
@@ -20,43 +20,55 @@ Special = Literal["keep", "drop", "renormalise"]
 
 @dataclass(frozen=True)
 class View:
-    """Attention as measured: all of it, and the part that `--special` keeps, with what rows and columns stand for.
+    """Attention as measured, and what its rows and columns stand for; each part is made when it is asked for.
 
-    The first axis runs over layers of one text, or over texts of one layer whose tokens fall into units alike.
+    `attention` is (first, head, query, key), its rows sum to 1 but for rounding; the first axis runs over layers of
+    one text, or over texts of one layer whose tokens fall into units alike.
     """
 
-    whole: Floats  # (first, head, kept query, key)
-    kept: Floats  # (first, head, kept query, kept key); a row is NaN where renormalising had nothing left
-    kinds: Kinds  # of the units of the one text, or of each
-    positions: NDArray[np.int64]  # the kept units' places in the text
-    entropy_keys: int  # ln of this bounds an entropy
+    attention: Floats
+    kinds: Kinds
+    special: Special
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """The kept units' places in the text."""
+        units = np.arange(self.attention.shape[-1])
+        return units if self.special == "keep" else np.flatnonzero(~self.kinds.special[0])
+
+    @property
+    def entropy_keys(self) -> int:
+        """Keys whose logarithm bounds an entropy."""
+        return len(self.positions) if self.special == "renormalise" else self.attention.shape[-1]
+
+    @cached_property
+    def whole(self) -> Floats:
+        """The kept rows over all keys: (first, head, kept query, key)."""
+        whole = normalised_rows(self.attention)
+        # Not by indexing, which may leave an array whose order in memory, and so its sums, depends on the number of
+        # texts.
+        return whole if self.special == "keep" else whole.take(self.positions, axis=-2)
+
+    @cached_property
+    def kept(self) -> Floats:
+        """Their part that `special` keeps (first, head, kept query, kept key); NaN where there is nothing left."""
+        if self.special == "keep":
+            return self.whole
+        kept = self.whole.take(self.positions, axis=-1)
+        if self.special == "drop":
+            return kept
+        nothing_left = kept.sum(axis=-1, keepdims=True) == 0
+        return np.where(nothing_left, np.nan, normalised_rows(kept))
 
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of every kept row, which three metrics read."""
-        return entropy(self.kept)
-
-
-def view(attention: Floats, kinds: Kinds, special: Special) -> View:
-    """Attention (first, head, query, key) between units, special tokens kept, dropped or dropped and renormalised."""
-    whole = normalised_rows(attention)
-    units = whole.shape[-1]
-    if special == "keep":
-        return View(whole, whole, kinds, np.arange(units), units)
-    at = np.flatnonzero(~kinds.special[0])
-    # Not by indexing, which may leave an array whose order in memory, and so its sums, depends on the number of texts.
-    rows = whole.take(at, axis=-2)
-    kept = rows.take(at, axis=-1)
-    if special == "drop":
-        return View(rows, kept, kinds, at, units)
-    nothing_left = kept.sum(axis=-1, keepdims=True) == 0
-    kept = np.where(nothing_left, np.nan, normalised_rows(kept))
-    return View(rows, kept, kinds, at, len(at))
+        return entropy_of_shares(self.attention) if self.special == "keep" else entropy(self.kept)
 
 
 def _entropy_share(seen: View) -> Floats:
     keys = seen.entropy_keys
-    return seen.entropy / np.log(keys) if keys > 1 else np.full(seen.kept.shape[:-1], np.nan)
+    return seen.entropy / np.log(keys) if keys > 1 else np.full_like(seen.entropy, np.nan)
 
 
 def _cls_entropy(seen: View) -> Floats:
@@ -95,7 +107,8 @@ def _crossing(source: int) -> Callable[[View], Floats]:
 
 
 def _keys(seen: View) -> Floats:
-    return np.full(seen.kept.shape[:-1], float(seen.kept.shape[-1]))
+    first, heads = seen.attention.shape[:2]
+    return np.full((first, heads, len(seen.positions)), float(len(seen.positions)))
 
 
 METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {

@@ -165,7 +165,7 @@ def subspace_shares(inputs: Floats, bases: Floats, heads: int) -> Floats:
 
 def _by_kind(shares: Floats, text: TokenizedText) -> Floats:
     """Means over the tokens of each kind (layer, head, kind, side); NaN for a kind that the text lacks."""
-    kinds = Kinds.of([units_of(text, words=False)])
+    kinds = Kinds([units_of(text, words=False)])
     masks = np.stack([getattr(kinds, kind)[0] for kind in KINDS]).astype(float)
     counts = masks.sum(axis=1)
     means = np.einsum("lhst,kt->lhks", shares, masks / np.maximum(counts, 1)[:, None])

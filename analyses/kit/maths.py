@@ -68,6 +68,23 @@ def entropy(weights: Floats) -> Floats:
     return value
 
 
+def entropy_of_shares(weights: Floats) -> Floats:
+    """The entropy of every row divided by its sum W, ln W - sum w ln w / W in nats; 0 for rows that sum to 0.
+
+    Shape (..., key) to (...); from 0 to ln(keys). The shares themselves are never formed; NaN for rows with NaN.
+
+    >>> entropy_of_shares(np.array([[2.0, 2.0, 0.0], [0.0, 0.3, 0.0], [0.0, 0.0, 0.0]])).round(6).tolist()
+    [0.693147, 0.0, 0.0]
+    """
+    rows = torch.from_numpy(weights)
+    total, inner = rows.sum(dim=-1), rows.log().mul_(rows).sum(dim=-1)
+    if inner.sum().isnan():  # a weight of 0, rare in a softmax
+        inner = rows.clamp_min(SMALLEST).log_().mul_(rows).sum(dim=-1)
+    safe = torch.where(total > 0, total, 1.0)
+    value: Floats = (safe.log() - inner / safe).numpy()
+    return np.clip(value, 0.0, np.log(max(weights.shape[-1], 1))) + 0.0
+
+
 def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:
     """Least number of keys whose cumulated weight reaches `share` - 1e-6; NaN for rows that never do.
 
@@ -94,13 +111,13 @@ def mean_of_rows(values: Floats) -> Floats:
     >>> mean_of_rows(np.array([[1.0, 2.0, np.nan], [np.nan, np.nan, np.nan]])).tolist()
     [1.5, nan]
     """
+    rows = torch.from_numpy(values)
+    if values.size and not (whole := rows.mean(dim=-1)).sum().isnan():
+        return whole.clamp(rows.amin(dim=-1), rows.amax(dim=-1)).numpy()
     seen = ~np.isnan(values)
-    if values.size and seen.all():
-        rows = torch.from_numpy(values)
-        return rows.mean(dim=-1).clamp(rows.amin(dim=-1), rows.amax(dim=-1)).numpy()
     count = seen.sum(axis=-1)
     known, low, high = (np.where(seen, values, absent) for absent in (0.0, np.inf, -np.inf))
-    mean = known.sum(axis=-1) / np.maximum(count, 1)
+    mean = torch.from_numpy(known).sum(dim=-1).numpy() / np.maximum(count, 1)  # the bits of the mean above
     least, most = low.min(axis=-1, initial=np.inf), high.max(axis=-1, initial=-np.inf)
     return np.where(count > 0, np.minimum(np.maximum(mean, least), most), np.nan)
 

@@ -40,5 +40,5 @@ def rollout(mixing: Floats) -> Floats:
     """
     products = [mixing[0]]
     for layer in mixing[1:]:
-        products.append(normalised_rows(layer @ products[-1]))
-    return np.stack(products)
+        products.append(layer @ products[-1])
+    return normalised_rows(np.stack(products))

@@ -30,7 +30,7 @@ def over_units(
     """
     weights = record.shape.heads * len(record.texts[0]) ** 2
     for texts, units in _alike(record, words=words):
-        kinds, found = Kinds.of(units), []
+        kinds, found = Kinds(units), []
         for cut in runs(texts, weights * len(layers), TOGETHER):
             own = kinds[cut.start - texts.start : cut.stop - texts.start]
             some = runs(slice(0, len(layers)), weights * (cut.stop - cut.start), TOGETHER)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from typing import Self
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,11 @@ class Units:
     special: Flags
     cls: Flags
     sep: Flags
-    punctuation: Flags
+
+    @cached_property
+    def punctuation(self) -> Flags:
+        """Units of Unicode category P that are not special."""
+        return ~self.special & np.fromiter(map(is_punctuation, self.labels), bool, len(self))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -41,31 +45,53 @@ class Units:
 
 @dataclass(frozen=True)
 class Kinds:
-    """Of which kind each unit is, for texts that have equally many: flags (text, unit)."""
+    """Of which kind each unit is, for texts that have equally many: flags (text, unit), made when they are asked for.
 
-    cls: Flags
-    sep: Flags
-    punctuation: Flags
-    special: Flags
-    segment: NDArray[np.int64]
+    The texts stand there again and again, `times` over: for as many layers.
+    """
 
-    @classmethod
-    def of(cls, units: Sequence[Units]) -> Self:
-        """Those of some texts."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.stack([np.asarray(getattr(one, name)) for one in units]) for name in names))
+    texts: Sequence[Units]
+    times: int = 1
 
     def __getitem__(self, texts: slice) -> Self:
-        return replace(self, **{field.name: getattr(self, field.name)[texts] for field in fields(self)})
+        return replace(self, texts=self.texts[texts])
 
     def repeated(self, times: int) -> Self:
-        """These texts again and again, for as many layers."""
-        return replace(self, **{field.name: np.tile(getattr(self, field.name), (times, 1)) for field in fields(self)})
+        """These texts for so many layers."""
+        return replace(self, times=times)
+
+    @cached_property
+    def cls(self) -> Flags:
+        """[CLS]."""
+        return self._of("cls")
+
+    @cached_property
+    def sep(self) -> Flags:
+        """Every [SEP]."""
+        return self._of("sep")
+
+    @cached_property
+    def punctuation(self) -> Flags:
+        """Units of Unicode category P that are not special."""
+        return self._of("punctuation")
+
+    @cached_property
+    def special(self) -> Flags:
+        """All that the tokenizer has added."""
+        return self._of("special")
+
+    @cached_property
+    def segment(self) -> NDArray[np.int64]:
+        """0 for the first text, 1 for the second of a pair."""
+        return self._of("segment")
 
     @property
     def other(self) -> Flags:
         """Neither [CLS] nor [SEP] nor punctuation."""
         return ~(self.cls | self.sep | self.punctuation)
+
+    def _of(self, name: str) -> NDArray[Any]:
+        return np.tile(np.array([getattr(text, name) for text in self.texts]), (self.times, 1))
 
 
 @lru_cache(maxsize=512)  # of a batch: several analyses of one run ask for the same
@@ -76,12 +102,9 @@ def units_of(text: TokenizedText, *, words: bool) -> Units:
 
 def _tokens(text: TokenizedText) -> Units:
     every, special = range(len(text)), np.array(text.special, dtype=bool)
-    marks = np.fromiter(map(is_punctuation, text.labels), bool, len(text))
     cls, sep = np.zeros_like(special), np.zeros_like(special)
     cls[[] if text.cls is None else text.cls], sep[list(text.sep)] = True, True
-    return Units(
-        tuple(every), text.labels, text.start, text.end, text.segment, special, cls, sep, punctuation=~special & marks
-    )
+    return Units(tuple(every), text.labels, text.start, text.end, text.segment, special, cls, sep)
 
 
 def _words(text: TokenizedText) -> Units:
@@ -100,7 +123,6 @@ def _words(text: TokenizedText) -> Units:
         special=special,
         cls=np.array([tokens[0] == text.cls for tokens in members], dtype=bool),
         sep=np.array([tokens[0] in text.sep for tokens in members], dtype=bool),
-        punctuation=~special & np.array([is_punctuation(label) for label in labels], dtype=bool),
     )
 
 
