@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import sys
 import typing
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from analyses.kit import pieces
 from analyses.kit.analysis import Analysis, SettingsError
 from analyses.kit.record import OF_THE_MLP, ForwardRecord, TokenizedText, under
 from analyses.kit.result import Result, Table
@@ -501,6 +503,31 @@ def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis
         analysis.finalize(observe([analysis], bench.loaded, shard, Pass(8 * size))[0], None) for size in (batch, 32)
     )
     assert same(alone, together)
+
+
+@each_variant
+def test_texts_and_layers_measured_together_have_the_bits_they_have_alone(
+    bench: Bench, analysis: Analysis[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, encode = np.random.default_rng(1), bench.encoder.encode
+    words = [generator.choice(tiny.WORDS, size=6).tolist() for _ in range(30)]
+    # As many tokens in pairs, but their special ones stand elsewhere: a batch falls into pieces by them too.
+    cut = [(own[:3], own[3:5]) if 9 <= number < 17 else (own, None) for number, own in enumerate(words)]
+    texts = [(" ".join(first), second and " ".join(second)) for first, second in cut]
+    shard = [encode(text, pair, line=number) for number, (text, pair) in enumerate(texts, start=1)]
+    assert {len(text) for text in shard} == {8}
+    together = analysis.finalize(observe([analysis], bench.loaded, shard, Pass())[0], None)
+    one_by_one(monkeypatch)
+    alone = analysis.finalize(observe([analysis], bench.loaded, shard, Pass())[0], None)
+    assert same(alone, together)
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece holds two texts, and none two layers."""
+    runs = pieces.runs
+    for module in list(sys.modules.values()):
+        if getattr(module, "runs", None) is runs:
+            monkeypatch.setattr(module, "runs", lambda texts, entries, most=1: runs(texts, entries, 1))
 
 
 def written(loaded: LoadedModel, lines: Sequence[str], batch: int, folder: Path) -> dict[str, dict[str, bytes]]:

@@ -30,8 +30,9 @@ class Piece:
 
     def recorded(self, name: str, index: int) -> NDArray[Any]:
         """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), as they were recorded."""
-        found = self.record.of_layer(name, index)[self.texts]
-        return found if len(self.kept) == found.shape[-2] else found[..., as_slice(self.kept), :]
+        found, rows = self.record.of_layer(name, index)[self.texts], as_slice(self.kept)
+        # An index of places may leave another order in memory, and later sums would depend on the number of texts.
+        return found[..., rows, :] if isinstance(rows, slice) else found.take(rows, axis=-2)
 
     def vectors(self, name: str, layers: Sequence[int]) -> Floats:
         """Those of some layers (layer, text, [head,] token, width) in float64, and free to be overwritten."""
