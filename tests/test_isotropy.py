@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,12 +18,14 @@ from hypothesis import strategies as st
 from scipy.stats import ortho_group
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
-from vectors import Text, answer, corpus, state_of, text_of
+from vectors import Text, answer, corpus, record_of, state_of, text_of
 
 from analyses.isotropy import Isotropy
+from analyses.kit import vector_sample
 from analyses.kit.accumulators import Floats
+from analyses.kit.analysis import Selection
 from analyses.kit.isotropy_metrics import spectrum_values, two_nn
-from analyses.kit.vector_sample import VectorSample
+from analyses.kit.vector_sample import VectorSample, text_keys, token_keys
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.run import Pass, analyse_corpus
@@ -243,18 +247,68 @@ def test_rotating_the_space_changes_no_value_of_all_dimensions() -> None:
 # Samples and sums
 
 
+def test_hashes_of_tokens_are_the_numbers_of_splitmix64(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first five of seed 1234567, as Rosetta Code has them.
+    monkeypatch.setattr(vector_sample, "hashed", lambda text, seed: 1234567)
+    keys = token_keys([text_of(9, ["a"] * 5)], np.arange(5), 0)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert keys[0, :, 0].tolist() == [*published, 4593380528125082431, 16408922859458223821]
+    assert keys[0, :, 1:].tolist() == [[9, 0, at] for at in range(5)]
+
+
+def test_pairs_of_the_same_first_text_have_hashes_of_their_own() -> None:
+    first, second = (replace(text_of(1, ["a"]), pair=pair) for pair in ("b", "c"))
+    assert text_keys([first], 0)[0, 0] != text_keys([second], 0)[0, 0]
+
+
+@pytest.mark.parametrize("special", ["keep", "drop"])
+def test_the_token_of_a_text_is_the_one_of_smallest_hash(texts: list[Text], special: Literal["keep", "drop"]) -> None:
+    sample = state_of(Isotropy(special=special, seed=3), texts, texts[0]).pairs.settled()
+    by_line = {about.line: (about, vectors) for about, vectors in texts}
+    for line, held in zip(sample.keys[:, 2].tolist(), sample.vectors, strict=True):
+        about, own = by_line[line]
+        hashes = token_keys([about], np.arange(len(about)), 3)[0, :, 0].tolist()
+        kept = [at for at, added in enumerate(about.special) if special == "keep" or not added]
+        np.testing.assert_array_equal(held[:, 0], own[:, min(kept, key=hashes.__getitem__)])
+
+
+def test_a_full_sample_takes_of_a_batch_what_it_takes_of_single_texts() -> None:
+    many = corpus([4] * 200, 2, 6, words=12)
+    many[150][1][:, 2] = 0.0
+    analysis = Isotropy(pairs=5, words=3)
+    alone, batched = (analysis.start(record_of(many[0]).shape, None) for _ in range(2))
+    for text in many:
+        analysis.update(alone, record_of(text))
+    for first in range(0, 200, 100):
+        analysis.update(batched, record_of(*many[first : first + 100]))
+    for name in ("pairs", "words"):
+        one, other = (getattr(state, name).settled() for state in (alone, batched))
+        assert one.keys.tolist() == other.keys.tolist()
+        np.testing.assert_array_equal(one.vectors, other.vectors)
+    assert alone.intra.mean.tolist() == batched.intra.mean.tolist()
+
+
+def test_a_text_without_directions_has_no_part_in_the_exact_cosines() -> None:
+    usual = corpus((3, 5, 4), 2, 6, words=9)
+    nothing = text_of(4, ["a", "b"]), np.zeros((2, 2, 6))
+    exact = ["between_texts_cosine", "intra_similarity_exact"]
+    some, every = (rows(table(given)["isotropy"], "all")[exact] for given in (usual, [*usual, nothing]))
+    assert every.equals(some)
+
+
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60),
+    drawn=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60),
     cut=st.integers(0, 60),
     groups=st.integers(1, 3),
     each=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_sample_is_what_sorting_everything_gives(
-    rows: list[tuple[int, int]], cut: int, groups: int, each: int
+    drawn: list[tuple[int, int]], cut: int, groups: int, each: int
 ) -> None:
-    keys = np.array([(*row, at) for at, row in enumerate(rows)], np.uint64).reshape(-1, 3)
-    values = np.arange(float(len(rows)))[:, None]
+    rows = [(*row, at) for row, at in zip(drawn, np.random.default_rng(cut).permutation(len(drawn)), strict=True)]
+    keys = np.array(rows, np.uint64).reshape(-1, 3)
+    values = keys[:, 2:].astype(float)
     parts = []
     for part in (slice(0, cut), slice(cut, None)):
         sample = VectorSample.empty(groups, each, (1,))
@@ -265,7 +319,7 @@ def test_a_sample_is_what_sorting_everything_gives(
         parts.append(sample)
     expected = []
     for group in sorted({row[0] for row in rows})[:groups]:
-        expected += sorted((*row, at) for at, row in enumerate(rows) if row[0] == group)[:each]
+        expected += sorted(row for row in rows if row[0] == group)[:each]
     merged = parts[1].merge(parts[0])
     assert merged.keys.tolist() == [list(row) for row in expected]
     assert merged.vectors[:, 0].tolist() == [row[2] for row in expected]
@@ -282,6 +336,13 @@ def test_small_samples_do_not_depend_on_order_or_cuts_and_follow_the_seed() -> N
     other = answer(Isotropy(pairs=7, words=3, seed=1), many).tables[0].frame
     assert (other["random_pair_cosine"] != whole["random_pair_cosine"]).all()
     assert other["isoscore"].equals(whole["isoscore"])
+
+
+def test_chosen_layers_have_the_rows_they_have_among_all(texts: list[Text]) -> None:
+    every, some = table(texts), table(texts, layers=Selection("1"))
+    for name, frame in some.items():
+        assert set(frame["depth"]) == {1, 2}
+        assert frame.equals(every[name][every[name]["depth"] > 0].reset_index(drop=True))
 
 
 def test_covariances_of_several_blocks_are_those_of_the_whole_array_with_or_without_merging() -> None:

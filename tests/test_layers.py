@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from vectors import Text, answer, corpus, state_of, text_of
 
 from analyses.kit.accumulators import Floats
-from analyses.kit.analysis import SettingsError
+from analyses.kit.analysis import Selection, SettingsError
 from analyses.kit.similarity import svcca, whitening
 from analyses.layers import Layers
 from bertgeo_cli.corpus import Encoder
@@ -195,6 +195,13 @@ def test_a_sample_has_its_size_and_depends_on_neither_order_nor_cuts(texts: list
     assert set(whole["sampled"]) == {20}
     other = answer(Layers(tokens=20, principal=PRINCIPAL, seed=1), texts).tables[0].frame
     assert other["token_cosine"].iloc[1] != whole["token_cosine"].iloc[1]
+
+
+def test_chosen_layers_have_the_rows_they_have_among_all(texts: list[Text]) -> None:
+    every = answer(Layers(principal=PRINCIPAL), texts).tables[0].frame
+    some = answer(Layers(principal=PRINCIPAL, layers=Selection("1")), texts).tables[0].frame
+    assert set(some["depth"]) == {1, 2}
+    assert some.equals(every[(every["depth"] > 0) & (every["other"] > 0)].reset_index(drop=True))
 
 
 def test_special_tokens_can_be_dropped(texts: list[Text]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from analyses.kit.kept import pieces
 from analyses.kit.mixing import layer_weights, parts_of_output
 from analyses.kit.record import ForwardRecord
 from analyses.kit.spectra import frobenius_norm, von_neumann_entropy
+from analyses.kit.stream_points import POINTS
 from analyses.kit.sublayers import affine_rank, norm_values, step_values
 from analyses.stream import Stream
 from bertgeo_cli.corpus import Encoder
@@ -61,7 +63,7 @@ def tables(minilm: LoadedModel) -> dict[str, pd.DataFrame]:
     return frames(minilm, Stream(parts="all"), *TEXTS)
 
 
-def vectors_at(record: dict[str, np.ndarray], layer: int, point: str, head: int | None) -> np.ndarray:
+def vectors_at(record: dict[str, np.ndarray], layer: int, point: str, head: int | slice | None) -> np.ndarray:
     names = {"query": "q", "key": "k", "value": "v", "head_output": "head_outputs"}
     if point in names:
         return record[names[point]][layer][head]
@@ -144,13 +146,12 @@ def test_every_float32_falls_between_the_edges_of_its_bin() -> None:
 
 
 def test_histograms_hold_every_entry_once_and_have_area_one(tables: dict[str, pd.DataFrame]) -> None:
-    records, frame = references(), tables["stream-histograms"]
-    for (layer, point), own in frame.groupby(["layer", "point"]):
+    records, groups = references(), dict(list(tables["stream-histograms"].groupby(["layer", "point"])))
+    assert groups.keys() == set(product(range(6), POINTS))
+    for (layer, point), own in groups.items():
         assert (own["density"] * (own["high"] - own["low"])).sum() == pytest.approx(1.0)
         assert np.array_equal(own["low"].iloc[1:], own["high"].iloc[:-1])
-        if point not in WIDE:
-            continue
-        entries = np.concatenate([vectors_at(record, layer, point, None).ravel() for record in records])
+        entries = np.concatenate([vectors_at(record, layer, point, slice(None)).ravel() for record in records])
         edges = [*own["low"], own["high"].iloc[-1]]
         apart = np.abs(own["entries"].to_numpy() - np.histogram(entries, edges)[0]).sum()
         assert apart <= 4 + entries.size * 1e-4  # float32 may carry a few over an edge

@@ -54,11 +54,12 @@ def corpus(lengths: Sequence[int], depths: int, width: int, words: int, seed: in
     return found
 
 
-def record_of(text: Text) -> ForwardRecord:
-    about, vectors = text
-    depths, _, width = vectors.shape
+def record_of(*texts: Text) -> ForwardRecord:
+    """A batch of texts of one length."""
+    depths, _, width = texts[0][1].shape
     shape = ModelShape("bert", 1, width, width, tuple(range(depths - 1)))
-    return ForwardRecord(shape, [about], {"hidden_states": [torch.tensor(layer)[None] for layer in vectors]})
+    layers = torch.tensor(np.stack([vectors for _, vectors in texts], axis=1))
+    return ForwardRecord(shape, [about for about, _ in texts], {"hidden_states": list(layers)})
 
 
 def state_of(analysis: Analysis[Any], texts: Sequence[Text], like: Text) -> Any:
