@@ -20,7 +20,7 @@ from analyses.kit.analysis import Selection
 from analyses.kit.distribution import CentralMoments, bin_counts, bin_edges, central_sums, histogram, pooled
 from analyses.kit.kept import pieces
 from analyses.kit.mixing import layer_weights, parts_of_output
-from analyses.kit.record import ForwardRecord
+from analyses.kit.record import ForwardRecord, HeadWeights, ModelShape
 from analyses.kit.spectra import frobenius_norm, von_neumann_entropy
 from analyses.kit.stream_points import POINTS
 from analyses.kit.sublayers import affine_rank, norm_values, step_values
@@ -234,6 +234,15 @@ def test_a_layer_norm_is_not_neutral_to_affine_rank() -> None:
     assert ranks == [(1.0, 2.0), (1.0, 0.0), (8.0, 7.0)]
 
 
+def test_a_direction_below_what_rounding_leaves_adds_no_rank() -> None:
+    # Three tokens about 1000 long; X - 1 mean has the singular values 1 and `spread`, both far above float64's rounding.
+    least = 3 * 2.0**-23 * 1000 * math.sqrt(3)
+    for spread, rank in ((least / 2, 1.0), (least * 2, 2.0)):
+        x = np.array([1000.0, 0.0, 0.0, 0.0]) + np.outer([1.0, -1.0, 0.0], [0.0, 1.0, 0.0, 0.0]) / math.sqrt(2)
+        x += np.outer([1.0, 1.0, -2.0], [0.0, 0.0, spread, 0.0]) / math.sqrt(6)
+        assert affine_rank(x).item() == rank
+
+
 def test_equal_tokens_a_single_one_and_none_have_defined_ranks() -> None:
     # N3
     equal = np.tile(np.random.default_rng(0).standard_normal(48).astype(np.float32), (5, 1)).astype(float)
@@ -304,6 +313,14 @@ def test_mixing_ratios_are_those_of_loops_over_pairs(tables: dict[str, pd.DataFr
             means.append(np.mean(values, axis=0))
         found = [row.mixing_weights, row.mixing_attention, row.mixing_residual, row.mixing_norm]
         assert found == pytest.approx(np.mean(means, axis=0), abs=1e-5)
+
+
+def test_layers_that_share_weights_have_those_of_their_group() -> None:
+    per_layer = [torch.full((2, *shape), 1.0).double() for shape in ((3, 4, 8),) * 3 + ((3, 8, 4),) + ((3, 4),) * 3]
+    per_layer += [torch.tensor([[first] * 8, [first + 1] * 8]).double() for first in (1, 3)]
+    shape = ModelShape("albert", heads=3, width=8, head_width=4, weight_layer=(0, 0, 1, 1))
+    found = layer_weights(HeadWeights(*per_layer), shape, [1, 2, 3])
+    assert {layer: (own.bias[0], own.gain[0]) for layer, own in found.items()} == {1: (1, 3), 2: (2, 4), 3: (2, 4)}
 
 
 def test_the_parts_add_up_to_what_was_recorded(minilm: LoadedModel) -> None:
