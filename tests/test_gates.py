@@ -25,11 +25,13 @@ from analyses.kit.gate_figures import scores_figure
 from analyses.kit.gate_labels import GATES, PATTERNS, Rules
 from analyses.kit.gate_scores import SCORES, GateMaps
 from analyses.kit.modularity import best_runs
+from analyses.kit.record import TokenizedText
 from analyses.kit.selected import mean_jaccard
 from analyses.kit.units import Kinds, Units
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel
 from bertgeo_cli.observation import Pass
+from bertgeo_cli.recording import record
 from bertgeo_cli.run import analyse_corpus, analyse_text, observe
 
 Floats = NDArray[np.float64]
@@ -121,6 +123,15 @@ def test_a_synthetic_map_gets_the_intended_gate_and_pattern(name: str) -> None:
 @pytest.mark.parametrize(("name", "offset"), [("self", 0), ("next", 1)])
 def test_a_directional_gate_has_its_offset(name: str, offset: int) -> None:
     assert GateMaps(SYNTHETIC[name][0][None, None], kinds(M + 2)).offset.item() == offset
+
+
+def test_of_equal_diagonals_the_nearest_is_the_strongest_and_then_the_one_before() -> None:
+    crossed = GateMaps(whole(np.eye(2)[::-1])[None, None], kinds(4))
+    assert crossed.diagonals[0, 0].tolist() == [0.5, 0.0, 0.5]
+    assert crossed.offset.item() == -1
+    shared = GateMaps(whole(np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]))[None, None], kinds(5))
+    assert shared.diagonals[0, 0] == pytest.approx([1 / 3, 0.0, 1 / 3, 1 / 3, 0.0])
+    assert shared.offset.item() == 0
 
 
 def test_the_two_open_readings() -> None:
@@ -259,6 +270,15 @@ def test_rows_with_nothing_left_count_nowhere() -> None:
     closed = scores_of(nothing)
     assert GATES[int(Rules().gates(closed))] == "closed"
     assert math.isnan(closed[list(SCORES).index("diagonal")])
+    assert np.isnan(GateMaps(nothing[None, None], kinds(8)).offset)
+
+
+def test_what_lies_on_a_threshold_but_for_rounding_has_reached_it() -> None:
+    assert 0.07 * 100 > 7
+    even = np.full((102, 102), 1 / 102)
+    assert GateMaps(even[None, None], kinds(102), top=0.07).top_count == 7
+    spread = whole(np.tile([0.3, 0.3, 0.3, 0.1], (4, 1)), sink=0.4)
+    assert GateMaps(spread[None, None], kinds(6)).confident.item() == 1
 
 
 @pytest.mark.parametrize("units", [2, 3])
@@ -373,6 +393,17 @@ def test_labels_of_the_corpus_are_counts_of_those_of_its_texts(tiny_model: Loade
         assert own["share"].item() == pytest.approx((of_layer[kind] == label).mean())
 
 
+@pytest.mark.parametrize("lines", [LINES, LINES[:1], LINES[1:2]])
+def test_the_offset_of_a_head_is_that_of_most_texts(tiny_model: LoadedModel, lines: Sequence[str]) -> None:
+    tables = corpus(tiny_model, Gates(), lines)
+    texts, heads = tables["gates-texts"], tables["gates"].set_index(["layer", "head"])
+    assert len(lines) > 1 or heads["offset"].min() < 0 < heads["offset"].max()
+    for place, own in texts.groupby(["layer", "head"]):
+        counts, row = own["offset"].value_counts(), heads.loc[place]
+        assert counts[row["offset"]] == counts.max()
+        assert row["offset_stability"] == pytest.approx(counts.max() / counts.sum())
+
+
 def test_the_headline_has_shares_of_a_layers_maps_and_the_mean_stability(tiny_model: LoadedModel) -> None:
     encoder = Encoder(tiny_model.tokenizer, tiny_model.max_tokens)
     texts = [encoder.encode(line, line=number) for number, line in enumerate(LINES, start=1)]
@@ -436,6 +467,42 @@ def test_an_example_is_the_map_with_the_highest_score_of_its_label(minilm: Loade
         np.testing.assert_allclose(example.attention, attention, atol=1e-5)
         assert list(example.labels) == tokens.texts
     assert checked >= 2
+
+
+@pytest.fixture
+def texts_and_pairs(tiny_model: LoadedModel) -> list[TokenizedText]:
+    """A batch of one length whose special tokens stand in different places."""
+    encode = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode
+    lines = [("the cat sat on the mat", None), ("a dog ran", "the river"), ("the old cat", "a bank")]
+    texts = [encode(text, pair, line=number) for number, (text, pair) in enumerate(lines, start=1)]
+    assert {len(text) for text in texts} == {8}
+    return texts
+
+
+def test_examples_of_a_batch_are_of_their_own_text(
+    tiny_model: LoadedModel, texts_and_pairs: list[TokenizedText]
+) -> None:
+    found = observe([Gates(directional=0.15)], tiny_model, texts_and_pairs, Pass())[0].examples.rows().values()
+    assert {example.line for example in found} - {1}
+    for example in found:
+        (own,) = (text for text in texts_and_pairs if text.line == example.line)
+        attention = record(tiny_model, [own], needs=frozenset({"attention"})).of_text("attention", 0)
+        np.testing.assert_allclose(example.attention, attention[example.layer, example.head], rtol=1e-12)
+        assert example.labels == own.labels
+
+
+def test_texts_of_a_batch_have_the_rows_and_columns_that_each_has_alone(
+    tiny_model: LoadedModel, texts_and_pairs: list[TokenizedText]
+) -> None:
+    together = observe([Gates()], tiny_model, texts_and_pairs, Pass())[0]
+    frame, selected = Gates().per_text(together).frame, together.selected.sample.rows()
+    assert {item.line for item in selected} == {text.line for text in texts_and_pairs}
+    for text in texts_and_pairs:
+        alone = observe([Gates()], tiny_model, [text], Pass())[0]
+        own = frame[frame["line"] == text.line].reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, Gates().per_text(alone).frame, check_exact=True)
+        (item,) = (item for item in selected if item.line == text.line)
+        assert item.values.tobytes() == alone.selected.sample.rows()[0].values.tobytes()
 
 
 def test_scores_of_minilm_are_those_of_loops_over_its_attention_between_words(minilm: LoadedModel) -> None:

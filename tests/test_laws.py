@@ -510,7 +510,7 @@ def test_texts_and_layers_measured_together_have_the_bits_they_have_alone(
     bench: Bench, analysis: Analysis[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator, encode = np.random.default_rng(1), bench.encoder.encode
-    words = [generator.choice(tiny.WORDS, size=6).tolist() for _ in range(30)]
+    words = [generator.choice([*tiny.WORDS, ",", "."], size=6).tolist() for _ in range(30)]
     # As many tokens in pairs, but their special ones stand elsewhere: a batch falls into pieces by them too.
     cut = [(own[:3], own[3:5]) if 9 <= number < 17 else (own, None) for number, own in enumerate(words)]
     texts = [(" ".join(first), second and " ".join(second)) for first, second in cut]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vectors import text_of
 
-from analyses.kit import pieces
+from analyses.kit import kept, pieces
 from analyses.kit.maths import direction_sums, lengths
 from analyses.kit.pieces import CACHED, over_layers, runs
 from analyses.kit.record import ForwardRecord, ModelShape
@@ -47,6 +48,23 @@ def test_over_layers_is_each_text_of_each_layer_on_its_own(
         found = over_layers(record, "layer_outputs", (1, 0), measure, texts)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert max(map(math.prod, seen)) == most
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_pieces_hold_every_text_once_with_the_tokens_that_are_its_own_to_measure(special: bool) -> None:
+    marks = ["[CLS] a b [SEP]", "[CLS] b c [SEP]", "[CLS] a [SEP] b", "[CLS] c [SEP] a", "[CLS] c d [SEP]"]
+    texts = [text_of(line, mark.split()) for line, mark in enumerate(marks, start=1)]
+    layers = [torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
+    record = ForwardRecord(SHAPE, texts, {"layer_outputs": layers})
+    seen = []
+    for piece in kept.pieces(record, special=special):
+        vectors = piece.vectors("layer_outputs", [1, 0])
+        for at, text in enumerate(record.texts[piece.texts]):
+            rows = [row for row, added in enumerate(text.special) if special or not added]
+            expected = [layers[layer][text.line - 1, rows].double().numpy() for layer in (1, 0)]
+            np.testing.assert_array_equal(vectors[:, at], expected)
+            seen.append(text.line)
+    assert seen == [1, 2, 3, 4, 5]
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -235,7 +235,7 @@ def test_a_layer_norm_is_not_neutral_to_affine_rank() -> None:
 
 
 def test_a_direction_below_what_rounding_leaves_adds_no_rank() -> None:
-    # Three tokens about 1000 long; X - 1 mean has the singular values 1 and `spread`, both far above float64's rounding.
+    # Three tokens of length 1000; X - 1 mean has singular values 1 and `spread`, both far above float64's rounding.
     least = 3 * 2.0**-23 * 1000 * math.sqrt(3)
     for spread, rank in ((least / 2, 1.0), (least * 2, 2.0)):
         x = np.array([1000.0, 0.0, 0.0, 0.0]) + np.outer([1.0, -1.0, 0.0], [0.0, 1.0, 0.0, 0.0]) / math.sqrt(2)
