@@ -492,13 +492,22 @@ def test_the_order_of_texts_does_not_matter(
     assert_close(analysis.finalize(bench.state(analysis, shuffled), None), whole)
 
 
+def texts_and_pairs(bench: Bench, lengths: Sequence[int]) -> list[TokenizedText]:
+    """Texts of so many words and marks, some of them pairs of as many tokens whose special ones stand elsewhere."""
+    generator, known = np.random.default_rng(0), [*tiny.WORDS, ",", "."]
+    shard = []
+    for line, length in enumerate(lengths, start=1):
+        words = generator.choice(known, size=length).tolist()
+        text, pair = (words[:3], " ".join(words[3:5])) if length == 6 and 9 <= line < 17 else (words, None)
+        shard.append(bench.encoder.encode(" ".join(text), pair, line=line))
+    assert [len(text) for text in shard] == [length + 2 for length in lengths]
+    return shard
+
+
 @each_variant
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis[Any], batch: int) -> None:
-    generator = np.random.default_rng(0)
-    known = [*tiny.WORDS, ",", "."]
-    lines = [" ".join(generator.choice(known, size=length)) for length in [6] * 32 + [3] * 9 + [1]]
-    shard = [bench.encode(line, number) for number, line in enumerate(lines, start=1)]
+    shard = texts_and_pairs(bench, [6] * 32 + [3] * 9 + [1])
     alone, together = (
         analysis.finalize(observe([analysis], bench.loaded, shard, Pass(8 * size))[0], None) for size in (batch, 32)
     )
@@ -509,13 +518,7 @@ def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis
 def test_texts_and_layers_measured_together_have_the_bits_they_have_alone(
     bench: Bench, analysis: Analysis[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator, encode = np.random.default_rng(1), bench.encoder.encode
-    words = [generator.choice([*tiny.WORDS, ",", "."], size=6).tolist() for _ in range(30)]
-    # As many tokens in pairs, but their special ones stand elsewhere: a batch falls into pieces by them too.
-    cut = [(own[:3], own[3:5]) if 9 <= number < 17 else (own, None) for number, own in enumerate(words)]
-    texts = [(" ".join(first), second and " ".join(second)) for first, second in cut]
-    shard = [encode(text, pair, line=number) for number, (text, pair) in enumerate(texts, start=1)]
-    assert {len(text) for text in shard} == {8}
+    shard = texts_and_pairs(bench, [6] * 30)
     together = analysis.finalize(observe([analysis], bench.loaded, shard, Pass())[0], None)
     one_by_one(monkeypatch)
     alone = analysis.finalize(observe([analysis], bench.loaded, shard, Pass())[0], None)
