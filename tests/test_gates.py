@@ -242,6 +242,19 @@ def test_scores_are_those_of_plain_loops(units: int, special: tuple[int, ...], s
             assert found[name] == pytest.approx(expected, abs=1e-12, nan_ok=True), (name, seed)
 
 
+@pytest.mark.parametrize("units", [8, 40, 130])
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_single_map_has_the_bits_that_it_has_among_many(units: int, middle: bool) -> None:
+    special = (0, units // 2, units - 1) if middle else (0, units - 1)
+    about = kinds(units, special, [int(middle and unit > units // 2) for unit in range(units)])
+    attention = np.random.default_rng(units).dirichlet(np.full(units, 0.2), size=(3, 4, units))
+    together = GateMaps(attention, about.repeated(3))
+    for at in np.ndindex(3, 4):
+        alone = GateMaps(attention[at][None, None].copy(), about)
+        for name in SCORES:
+            assert alone.value(name).tobytes() == together.value(name)[at].tobytes(), name
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), units=st.integers(3, 30), sharp=st.sampled_from([0.01, 0.1, 1.0, 10.0]))
 def test_scores_keep_their_bounds(seed: int, units: int, sharp: float) -> None:

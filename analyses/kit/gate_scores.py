@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .maths import as_slice, entropy, keys_to_reach, mean_of_rows, normalised_rows
+from .maths import chosen, entropy, keys_to_reach, mean_of_rows, normalised_rows
 from .modularity import best_runs
 from .units import Kinds
 
@@ -88,8 +88,8 @@ class GateMaps:
     @cached_property
     def between(self) -> Floats:
         """Weights among units that are not special, rows renormalised; rows with nothing left are 0."""
-        kept = as_slice(self._kept)
-        return normalised_rows(self.attention[..., kept, :][..., kept])
+        rows = chosen(self.attention, self._kept, axis=-2)
+        return normalised_rows(chosen(rows, self._kept, axis=-1))
 
     @cached_property
     def sink(self) -> Floats:
@@ -196,8 +196,8 @@ class GateMaps:
     def adjacent(self) -> Floats:
         """Excess of the weight on the units just before and behind that are not special."""
         units, there = self.attention.shape[-1], ~self.kinds.special[0]
-        behind = np.diagonal(self.attention, 1, -2, -1)[..., there[1:]].sum(axis=-1)
-        before = np.diagonal(self.attention, -1, -2, -1)[..., there[:-1]].sum(axis=-1)
+        behind = chosen(np.diagonal(self.attention, 1, -2, -1), np.flatnonzero(there[1:]), axis=-1).sum(axis=-1)
+        before = chosen(np.diagonal(self.attention, -1, -2, -1), np.flatnonzero(there[:-1]), axis=-1).sum(axis=-1)
         return _excess((before + behind) / units, (there[1:].sum() + there[:-1].sum()) / units**2)
 
     @property

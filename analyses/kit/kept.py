@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .maths import as_slice
+from .maths import chosen
 from .pieces import runs
 from .record import ForwardRecord, TokenizedText
 
@@ -30,9 +30,7 @@ class Piece:
 
     def recorded(self, name: str, index: int) -> NDArray[Any]:
         """The measured tokens' vectors (text, [head,] token, width) at one layer (or depth), as they were recorded."""
-        found, rows = self.record.of_layer(name, index)[self.texts], as_slice(self.kept)
-        # An index of places may leave another order in memory, and later sums would depend on the number of texts.
-        return found[..., rows, :] if isinstance(rows, slice) else found.take(rows, axis=-2)
+        return chosen(self.record.of_layer(name, index)[self.texts], self.kept, axis=-2)
 
     def vectors(self, name: str, layers: Sequence[int]) -> Floats:
         """Those of some layers (layer, text, [head,] token, width) in float64, and free to be overwritten."""
