@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from analyses.kit import pieces
-from analyses.kit.analysis import Analysis, SettingsError
+from analyses.kit.analysis import Analysis, Selection, SettingsError
 from analyses.kit.record import OF_THE_MLP, ForwardRecord, TokenizedText, under
 from analyses.kit.result import Result, Table
 from bertgeo_cli import registry
@@ -510,6 +510,23 @@ def test_batches_of_any_size_give_the_same_bits(bench: Bench, analysis: Analysis
     shard = texts_and_pairs(bench, [6] * 32 + [3] * 9 + [1])
     alone, together = (
         analysis.finalize(observe([analysis], bench.loaded, shard, Pass(8 * size))[0], None) for size in (batch, 32)
+    )
+    assert same(alone, together)
+
+
+@each_variant
+def test_one_layer_and_one_head_have_the_same_bits_in_batches_of_any_size(
+    bench: Bench, analysis: Analysis[Any]
+) -> None:
+    names = {field.name for field in dataclasses.fields(analysis)}
+    one = {name: Selection(value) for name, value in (("layers", "1"), ("heads", "2")) if name in names}
+    if not one:
+        pytest.skip("neither layers nor heads can be chosen")
+    chosen = dataclasses.replace(analysis, **one)
+    bench.start(chosen)  # skips what one head alone does not have
+    shard = texts_and_pairs(bench, [6] * 20)
+    alone, together = (
+        chosen.finalize(observe([chosen], bench.loaded, shard, Pass(8 * size))[0], None) for size in (1, 20)
     )
     assert same(alone, together)
 

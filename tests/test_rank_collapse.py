@@ -179,6 +179,23 @@ def test_spectra_without_special_tokens_leave_out_their_rows_and_columns(minilm:
         assert [row.effective_rank, row.stable_rank] == pytest.approx(wanted[:2], rel=1e-4)
 
 
+def test_spectra_of_a_batch_are_the_mean_of_those_of_its_texts(tiny_model: LoadedModel) -> None:
+    encode = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode
+    # As many tokens in each, but the special ones of a pair stand elsewhere.
+    lines = [("the cat sat on the mat", None), ("a dog ran", "the river"), ("the old cat", "a bank")]
+    texts = [encode(text, pair, line=number) for number, (text, pair) in enumerate(lines, start=1)]
+    assert {len(text) for text in texts} == {8}
+    settings = RankCollapse(spectra=True, special="drop")
+
+    def spectra(texts: list) -> np.ndarray:
+        tables = analyse_corpus([settings], tiny_model, texts, Pass())[0].tables
+        frame = next(table.frame for table in tables if table.name == "rank-collapse-spectra")
+        return frame[["n", "effective_rank", "stable_rank", "numerical_rank"]].to_numpy()
+
+    single = [spectra([text]) for text in texts]
+    np.testing.assert_allclose(spectra(texts), np.mean(single, axis=0), rtol=1e-12)
+
+
 def test_figures_show_every_ablation_as_the_tables_have_it(tiny_model: LoadedModel) -> None:
     texts = texts_of(tiny_model)
     result = analyse_corpus([RankCollapse(ablate="all", spectra=True)], tiny_model, texts, Pass())[0]
