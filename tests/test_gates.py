@@ -482,6 +482,24 @@ def test_an_example_is_the_map_with_the_highest_score_of_its_label(minilm: Loade
     assert checked >= 2
 
 
+@pytest.mark.parametrize("fixed", [0.2, 1 / 3, 0.5])
+def test_columns_are_fixed_from_the_threshold_on(tiny_model: LoadedModel, fixed: float) -> None:
+    frame = corpus(tiny_model, Gates(fixed=fixed), ["the cat sat", "the cat ran", "a dog ran"])["gates"]
+    either = frame[["same_token", "same_position"]].max(axis=1).round(9)
+    assert np.isclose(either, 1 / 3).any()
+    assert (frame["selection"] == np.where(either >= round(fixed, 9), "fixed", "input-dependent")).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "enough"), [("the cat sat on the mat", False), ("the cat sat on the mat by it", True)]
+)
+def test_special_tokens_do_not_make_an_example_long_enough(tiny_model: LoadedModel, text: str, enough: bool) -> None:
+    own = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode(text)
+    assert len(own) == (10 if enough else 8)
+    examples = observe([Gates()], tiny_model, [own], Pass())[0].examples.rows().values()
+    assert {example.enough for example in examples} == {enough}
+
+
 @pytest.fixture
 def texts_and_pairs(tiny_model: LoadedModel) -> list[TokenizedText]:
     """A batch of one length whose special tokens stand in different places."""

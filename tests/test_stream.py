@@ -183,6 +183,36 @@ def test_an_enlarged_channel_is_the_outlier(tiny_folder: Path) -> None:
     assert last["variance_share"].item() == pytest.approx(variance[17] / variance.sum())
 
 
+@pytest.mark.parametrize("deviations", [1, 2])
+def test_channels_beyond_as_many_deviations_as_asked_for_are_outliers(tiny_model: LoadedModel, deviations: int) -> None:
+    tables = frames(tiny_model, Stream(parts="moments", outliers=deviations), "the cat sat")
+    frame = tables["stream-outliers"].query("layer == 1 and point == 'layer_output'")
+    vectors = record_of(tiny_model, "the cat sat").of_text("hidden_states", 0)[2]
+    values = np.abs(vectors.mean(axis=0)), vectors.var(axis=0)
+    beyond = [each > each.mean() + deviations * each.std() for each in values]
+    assert frame["channel"].tolist() == np.flatnonzero(beyond[0] | beyond[1]).tolist()
+    assert len(frame)
+
+
+def test_figures_of_distributions_show_what_the_tables_have(tiny_model: LoadedModel) -> None:
+    (result,) = analyse_corpus([Stream(parts="moments")], tiny_model, encoded(tiny_model, "the cat sat"), Pass())
+    tables = {table.name: table.frame.set_index(["layer", "point"]) for table in result.tables}
+    figures = {figure.name: figure.panels for figure in result.figures}
+    last = tables["stream"].loc[(1, "layer_output")]
+    wanted = (last["norm_mean"], last["std"], last["skewness"], np.log10(last["excess_kurtosis"] + 3))
+    for panel, value in zip(figures["stream"], wanted, strict=True):
+        (hidden,) = (curve for curve in panel.series if curve.label == "hidden states")
+        assert (hidden.x.tolist(), hidden.y[-1]) == ([0, 1, 2], pytest.approx(value.item()))
+    for panel, point in zip(figures["stream-histograms"], POINTS, strict=True):
+        for layer, curve in enumerate(panel.series):
+            own = tables["stream-histograms"].loc[(layer, point)]
+            upper = own["entries"].cumsum() / own["entries"].sum()
+            lower = upper - own["entries"] / own["entries"].sum()
+            drawn = own[(upper > 0.001) & (lower < 0.999) & (own["entries"] > 0)]
+            assert curve.x.tolist() == ((drawn["low"] + drawn["high"]) / 2).tolist()
+            assert curve.y == pytest.approx(np.log10(drawn["density"]))
+
+
 # Sublayers
 
 
