@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -189,7 +190,14 @@ def test_noise_moves_scores_continuously(name: str) -> None:
 # Scores by plain loops
 
 
-def loops(attention: Floats, special: Sequence[int], segment: Sequence[int]) -> dict[str, float]:
+def loops(
+    attention: Floats,
+    special: Sequence[int],
+    segment: Sequence[int],
+    window: int = 8,
+    top: float = 0.02,
+    confident: float = 0.3,
+) -> dict[str, float]:
     """Every score but the clusters once more, row by row."""
     n = len(attention)
     at = [unit for unit in range(n) if unit not in special]
@@ -215,14 +223,14 @@ def loops(attention: Floats, special: Sequence[int], segment: Sequence[int]) -> 
         "sink": sink,
         "self": share(lambda i, j: i == j),
         "diagonal": max(share(lambda i, j, k=k: j - i == k) for k in range(-m + 1, m)),
-        "backward": excess(lambda i, j: -8 <= j - i < 0),
-        "forward": excess(lambda i, j: 0 < j - i <= 8),
+        "backward": excess(lambda i, j: -window <= j - i < 0),
+        "forward": excess(lambda i, j: 0 < j - i <= window),
         "column": heaviest[0],
-        "columns": sum(heaviest[: math.ceil(m / 50)]),
+        "columns": sum(heaviest[: math.ceil(round(top * m, 9))]),
         "column_spread": reference.entropy(received) / math.log(m) - entropy,
         "entropy_share": entropy,
         "k90_share": reference.mean([reference.k90(row) for row in rows]) / math.ceil(round(0.9 * m, 9)),
-        "confident": reference.mean([max(row) >= 0.3 for row in rows]),
+        "confident": reference.mean([max(row) >= confident for row in rows]),
         "vertical": (sink - len(special) / n) / (1 - len(special) / n),
         "adjacent": (adjacent - chance) / (1 - chance),
         "block": excess(lambda i, j: segment[at[i]] == segment[at[j]]) if pair else math.nan,
@@ -508,6 +516,23 @@ def texts_and_pairs(tiny_model: LoadedModel) -> list[TokenizedText]:
     texts = [encode(text, pair, line=number) for number, (text, pair) in enumerate(lines, start=1)]
     assert {len(text) for text in texts} == {8}
     return texts
+
+
+@pytest.mark.parametrize("chosen", [{"window": 2}, {"top": 0.4}, {"confident": 0.21}])
+def test_scores_follow_the_settings(tiny_model: LoadedModel, chosen: dict[str, Any]) -> None:
+    text = Encoder(tiny_model.tokenizer, tiny_model.max_tokens).encode("the old cat sat on the mat by the river")
+    (scores,) = (
+        table.frame.set_index(["layer", "head"])
+        for table in analyse_text([Gates(**chosen)], tiny_model, text, Pass())[0].tables
+        if table.name == "gates-scores"
+    )
+    attention, changed = record(tiny_model, [text], needs=frozenset({"attention"})).of_text("attention", 0), 0
+    for place, row in scores.iterrows():
+        wanted, usual = (loops(attention[place], (0, len(text) - 1), text.segment, **given) for given in (chosen, {}))
+        changed += wanted != usual
+        for name, value in wanted.items():
+            assert row[name] == pytest.approx(value, abs=1e-6, nan_ok=True), name
+    assert changed
 
 
 def test_examples_of_a_batch_are_of_their_own_text(
