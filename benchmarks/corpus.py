@@ -258,8 +258,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="bfloat16 or float16: time and error against float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both sides")
     parser.add_argument("--only", choices=PARTS, help="one comparison")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     lines = options.corpus.read_text(encoding="utf-8").splitlines()[: options.limit]
     loaded = load_model(options.model, device="cpu")
     loaded.model.set_attn_implementation("eager")
