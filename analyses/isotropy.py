@@ -16,7 +16,7 @@ from .kit.clouds import KEYS, Cloud, clouds_of, outlier_table, spectrum_table
 from .kit.covariance import Covariance
 from .kit.isotropy_metrics import SPECTRUM, random_pair_cosine, spectrum_values, two_nn
 from .kit.kept import Piece, pieces
-from .kit.maths import between_texts_cosine, lengths, paired_cosines
+from .kit.maths import between_texts_cosine, direction_sums, lengths, paired_cosines
 from .kit.record import ForwardRecord, HeadWeights, ModelShape
 from .kit.result import Figure, Lines, Result, Series, Table
 from .kit.token_covariance import TokenCovariance
@@ -183,10 +183,8 @@ def _add_cosines(state: IsotropyState, piece: Piece) -> Floats:
 
 def _directions(vectors: Floats) -> tuple[Floats, Floats, Floats]:
     """Sum of unit vectors (depth, text, width), their number (depth, text), as zero vectors have none, mean vector."""
-    length = lengths(vectors)
-    there = length > 0
-    sums = np.einsum("dtk,dtkw->dtw", there / np.where(there, length, 1.0), vectors)
-    return sums, there.sum(axis=-1).astype(float), np.einsum("dtkw->dtw", vectors) / vectors.shape[2]
+    sums, n = direction_sums(vectors, lengths(vectors), np.ones((1, vectors.shape[2])))
+    return sums[..., 0, :], n[..., 0], np.einsum("dtkw->dtw", vectors) / vectors.shape[2]
 
 
 def _table(state: IsotropyState, clouds: list[Cloud], tokens: int) -> Table:
