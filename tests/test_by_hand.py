@@ -13,12 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats
 from torch import nn
 
 from analyses.attention import Attention
 from analyses.cone_index import ConeIndex
 from analyses.kit.analysis import SettingsError
-from analyses.kit.maths import entropy, keys_to_reach
+from analyses.kit.maths import entropy, entropy_of_shares, keys_to_reach
 from analyses.kit.record import ForwardRecord, ModelShape, TokenizedText
 from bertgeo_cli.recording import Recorder
 
@@ -379,3 +380,11 @@ def test_special_tokens_are_left_out_where_special_is_false() -> None:
     frame = ConeIndex().finalize(state, ForwardRecord(SHAPE, [text], layers)).tables[0].frame
     assert frame[frame["special"]]["cone_index"].tolist() == pytest.approx([math.sqrt(8)] * 5)
     assert frame[~frame["special"]]["cone_index"].tolist() == pytest.approx([2] * 5)
+
+
+def test_the_entropy_of_shares_is_scipys_whatever_rows_sum_to_and_with_weights_of_zero() -> None:
+    weights = np.random.default_rng(0).gamma(0.5, size=(5, 4, 9)) * np.array([1e-3, 1.0, 7.0, 1e4])[:, None]
+    weights[0, :, :4] = 0.0
+    for rows in (weights, weights[1:]):
+        np.testing.assert_allclose(entropy_of_shares(rows), stats.entropy(rows, axis=-1), rtol=1e-12)
+    assert entropy_of_shares(weights)[1:].tobytes() == entropy_of_shares(weights[1:]).tobytes()
