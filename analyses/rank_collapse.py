@@ -9,13 +9,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from .kit.accumulators import Counts, Moments, Sample
 from .kit.analysis import ALL, Analysis, Selection, State, chosen_names, setting
-from .kit.pieces import runs
+from .kit.maths import chosen
+from .kit.pieces import over_layers
 from .kit.record import ABLATIONS, ForwardRecord, HeadWeights, ModelShape, TokenizedText, under
 from .kit.result import Figure, Heatmap, Lines, Result, Series, Table
 from .kit.spectra import ranks
@@ -25,8 +24,6 @@ from .kit.token_matrices import RANKS, VALUES, TokenMatrices
 Floats = NDArray[np.float64]
 SPECTRA = {"n": "rows of the matrix", **RANKS}
 MATRICES = ("attention", "scores")
-TOGETHER = 2**17
-"""Numbers measured at once: in smaller stacks calls cost most, larger ones wait for memory."""
 
 
 @dataclass
@@ -109,18 +106,12 @@ class RankCollapse(Analysis[RankCollapseState]):
         self, record: ForwardRecord, name: str, state: RankCollapseState, texts: slice, kept: NDArray[np.intp]
     ) -> Floats:
         """The metrics (text, depth, metric) of the token vectors `name`."""
-        entries = len(record.texts[texts]) * len(record.texts[0]) * record.shape.width
-        cuts = runs(slice(0, len(state.depths)), entries, TOGETHER)
-        layers = ([record.layer(name, depth)[texts] for depth in state.depths[cut]] for cut in cuts)
-        return np.concatenate([self._measured(some, kept) for some in layers], axis=1)
 
-    def _measured(self, layers: Sequence[Tensor], kept: NDArray[np.intp]) -> Floats:
-        """The metrics (text, depth, metric) of some depths."""
-        states = torch.empty(len(layers[0]), len(layers), *layers[0].shape[1:], dtype=torch.float64)
-        for at, layer in enumerate(layers):
-            states[:, at] = layer
-        tokens = TokenMatrices((states if len(kept) == states.shape[2] else states[:, :, kept]).numpy())
-        return np.stack([tokens.value(name) for name in self._names()], axis=-1)
+        def measured(states: Floats, _: slice) -> Floats:
+            tokens = TokenMatrices(chosen(states, kept, axis=-2))
+            return np.stack([tokens.value(name) for name in self._names()], axis=-1)
+
+        return over_layers(record, name, state.depths, measured, texts)
 
     def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, NDArray[np.intp]]]:
         """Neighbours that keep the same tokens (but for `special` drop, all do), and which those are."""

@@ -93,7 +93,7 @@ def entropy_of_shares(weights: Floats) -> Floats:
     [0.693147, 0.0, 0.0]
     """
     rows = torch.from_numpy(weights)
-    total, inner = rows.sum(dim=-1), rows.log().mul_(rows).sum(dim=-1)
+    total, inner = rows.sum(dim=-1), torch.from_numpy(np.vecdot(rows.log().numpy(), weights))
     if inner.sum().isnan():  # a weight of 0, rare in a softmax
         inner = rows.clamp_min(SMALLEST).log_().mul_(rows).sum(dim=-1)
     safe = torch.where(total > 0, total, 1.0)

@@ -60,12 +60,15 @@ class TokenMatrices:
     @cached_property
     def residual_composite(self) -> Floats:
         """|X - 1 mean| / |X| in the norm sqrt(|.|_1 |.|_inf)."""
-        return self._residuals[0]
+        rest = self._rest()
+        return ratio(composite_norm(rest, out=rest), composite_norm(self.states, out=rest))
 
     @cached_property
     def residual_frobenius(self) -> Floats:
         """|X - 1 mean|_F / |X|_F."""
-        return self._residuals[1]
+        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
+        part, middle = frobenius_norm(self._rest()), frobenius_norm(self._mean)
+        return ratio(part, np.sqrt(part**2 + self.n * middle**2))
 
     @cached_property
     def effective_rank(self) -> Floats:
@@ -87,15 +90,13 @@ class TokenMatrices:
         return singular_values_by_gram(self.states)
 
     @cached_property
-    def _residuals(self) -> tuple[Floats, Floats]:
-        """Both relative residuals, from one array of X - 1 mean."""
-        states = torch.from_numpy(self.states)
-        mean = states.mean(dim=-2, keepdim=True)
-        rest = states.sub(mean).numpy()
-        # |X|^2 = |X - 1 mean|^2 + n |mean|^2: another pass over X is not needed.
-        part, middle = frobenius_norm(rest), frobenius_norm(mean.numpy())
-        composite = composite_norm(rest, out=rest), composite_norm(self.states, out=rest)
-        return ratio(*composite), ratio(part, np.sqrt(part**2 + self.n * middle**2))
+    def _mean(self) -> Floats:
+        """The mean token, (..., 1, width)."""
+        return torch.from_numpy(self.states).mean(dim=-2, keepdim=True).numpy()
+
+    def _rest(self) -> Floats:
+        """X - 1 mean, made anew: what has not left the cache is faster than what was kept."""
+        return torch.from_numpy(self.states).sub(torch.from_numpy(self._mean)).numpy()
 
 
 def residuals(states: Floats) -> Floats:
