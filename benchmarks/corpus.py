@@ -10,6 +10,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from analyses.kit.record import TokenizedText
 from analyses.layers import Layers
 from analyses.rank_collapse import RankCollapse
 from analyses.stream import Stream
-from bertgeo_cli.corpus import batches, shards
+from bertgeo_cli.corpus import Line, cut
 from bertgeo_cli.models import LoadedModel, load_model
-from bertgeo_cli.observation import Pass, observe
-from bertgeo_cli.recording import records
+from bertgeo_cli.observation import Pass, Task, silent
+from bertgeo_cli.options import ModelOptions
 from bertgeo_cli.run import merge_tree
+from bertgeo_cli.runners import Origin, here
 
 Floats = NDArray[Any]
 FOUR: tuple[Analysis[Any], ...] = (
@@ -114,9 +116,18 @@ def composite_norm(matrices: Floats) -> Floats:
 # Ours
 
 
-def observed(analyses: Sequence[Analysis[Any]], loaded: LoadedModel, texts: Sequence[TokenizedText], how: Pass) -> Any:
-    """The merged states of a corpus, as a serial run makes them."""
-    return merge_tree(observe(analyses, loaded, shard, how) for shard in shards(texts))
+def observed(
+    analyses: Sequence[Analysis[Any]],
+    loaded: LoadedModel,
+    texts: Sequence[TokenizedText],
+    how: Pass,
+    workers: int | None = None,
+) -> Any:
+    """The merged states of a corpus, as `bertgeo run` makes them; without analyses, its bare passes."""
+    task = Task({str(at): analysis for at, analysis in enumerate(analyses)}, how)
+    shards = cut((Line(text.line, text.text), text) for text in texts)
+    origin = Origin.of(ModelOptions(), loaded)
+    return merge_tree(seen.observed.whole for _, seen in here(task, origin, loaded, shards, workers, silent))
 
 
 def means(states: Sequence[State]) -> dict[str, Floats]:
@@ -153,7 +164,7 @@ def against_the_script(loaded: LoadedModel, lines: Sequence[str], rounds: int) -
 
 
 def against_bare_passes(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
-    """As a corpus run does it, passes side by side and measuring beside them; then batch by batch."""
+    """As a corpus run does it; then batch by batch in one process."""
     texts = encoded(loaded, lines)
     as_a_run("four quantities, one shared pass", FOUR, loaded, texts, rounds, 1.25)
     plain, share = added(FOUR, loaded, texts, Pass(), rounds)
@@ -170,15 +181,14 @@ def as_a_run(
     rounds: int,
     bound: float | None = None,
 ) -> None:
-    """Passes side by side and measuring beside them, against such passes alone."""
-
-    def bare() -> None:
-        for shard in shards(texts):
-            for _ in records(loaded, batches(shard, Pass().batch_tokens), needs=frozenset()):
-                pass
-
-    timed = pairs(lambda: observed(analyses, loaded, texts, Pass()), bare, rounds)
-    report(title, timed, "measured", "bare", bound)
+    """As a run does it, by its processes or in one, against its passes alone done likewise."""
+    for workers, where in ((None, "its processes"), (1, "one process")):
+        timed = pairs(
+            partial(observed, analyses, loaded, texts, Pass(), workers),
+            partial(observed, (), loaded, texts, Pass(), workers),
+            rounds,
+        )
+        report(f"{title}, {where}", timed, "measured", "bare", bound)
 
 
 def every_column(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
@@ -217,15 +227,15 @@ def in_dtype(dtype: str, plain: LoadedModel, other: LoadedModel, lines: Sequence
         print(f"  {name}: error mean {error.mean():.1e}, max {error.max():.1e} (mean value {exact[name].mean():.3f})")
 
 
-def choices() -> Iterator[tuple[str, int, Pass]]:
-    """What could be chosen, one thing changed at a time: a name, threads, and how texts go through the model."""
+def choices() -> Iterator[tuple[str, int, int | None, Pass]]:
+    """What could be chosen, one thing changed at a time: name, threads, workers, and how texts are passed."""
     threads = torch.get_num_threads()
-    yield "default", threads, Pass()
-    yield "sdpa, weights computed again", threads, Pass(backend="sdpa")
+    yield "default", threads, None, Pass()
+    yield "sdpa, weights computed again", threads, None, Pass(backend="sdpa")
     for count in (1, 2):
-        yield f"threads {count}", count, Pass()
+        yield f"one process, threads {count}", count, 1, Pass()
     for tokens in (512, 2048, 4096):
-        yield f"batch tokens {tokens}", threads, Pass(batch_tokens=tokens)
+        yield f"batch tokens {tokens}", threads, None, Pass(batch_tokens=tokens)
 
 
 def compare_choices(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> None:
@@ -233,9 +243,9 @@ def compare_choices(loaded: LoadedModel, lines: Sequence[str], rounds: int) -> N
     print(f"choices, four quantities (default: eager, threads {threads}, batch tokens {Pass().batch_tokens}):")
     taken: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, count, how in choices():
+        for name, count, workers, how in choices():
             torch.set_num_threads(count)
-            taken.setdefault(name, []).append(seconds(lambda how=how: observed(FOUR, loaded, texts, how)))  # type: ignore[misc]
+            taken.setdefault(name, []).append(seconds(partial(observed, FOUR, loaded, texts, how, workers)))
             torch.set_num_threads(threads)
     for name, times in taken.items():
         print(f"  {name}: {statistics.median(times):.2f} s")

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from typing import Any, Literal, TypeVar
 
 from analyses.kit.record import TokenizedText
@@ -25,6 +25,8 @@ WORD_START = " \u2581"
 LONGEST_KMER = 8
 KMER_SAMPLE = 200
 """Residues that tell which K-mers a vocabulary holds."""
+PORTIONS, PORTION_TOKENS = 8, 4096
+"""The most portions to a shard, and about how many tokens each holds at least: less is not worth handing out."""
 
 
 @dataclass(frozen=True)
@@ -286,12 +288,31 @@ def shards(items: Iterable[TokenizedText], size: int = SHARD_TEXTS) -> Iterator[
         yield shard
 
 
-def batches(shard: Sequence[TokenizedText], batch_tokens: int) -> Iterator[list[TokenizedText]]:
-    """Texts in the order of their token counts, at most `batch_tokens` tokens (but one text) to a batch.
+def portions(shard: Sequence[TokenizedText]) -> list[list[TokenizedText]]:
+    """A shard in the order of token counts, cut where each portion has about as many tokens: what is handed out.
 
-    The order of texts is the same whatever `batch_tokens` is.
+    A shard is kept as one, but by itself would leave all cores idle but one. How it is cut depends on its texts alone.
     """
-    return packed(sorted(shard, key=lambda text: (len(text), text.line, text.part)), batch_tokens)
+    ordered = by_length(shard)
+    tokens = sum(map(len, ordered))
+    count = max(1, min(PORTIONS, tokens // PORTION_TOKENS))
+    before = accumulate(map(len, ordered), initial=0)
+    numbered = groupby(zip(before, ordered, strict=False), key=lambda pair: pair[0] * count // tokens)
+    return [[text for _, text in own] for _, own in numbered]
+
+
+def by_length(texts: Iterable[TokenizedText]) -> list[TokenizedText]:
+    """Texts in the order of their token counts, those alike in the order of the corpus."""
+    return sorted(texts, key=lambda text: (len(text), text.line, text.part))
+
+
+def batches(shard: Sequence[TokenizedText], batch_tokens: int) -> Iterator[list[TokenizedText]]:
+    """A shard in the order of token counts, at most `batch_tokens` tokens (but one text) to a batch.
+
+    The order of texts is the same whatever `batch_tokens` is. Batches never cross a portion.
+    """
+    for portion in portions(shard):
+        yield from packed(portion, batch_tokens)
 
 
 S = TypeVar("S", bound=Sized)

@@ -50,7 +50,7 @@ class Intake:
         try:
             with screen.progress(self.source.expected_lines()) as bar:
                 for shard in cut(self.source.lines(), SHARD_TEXTS):
-                    bar.begin(shard.index, len(shard.lines))
+                    bar.begin(shard.index, len(shard.lines), len(shard.texts))
                     for line in shard.lines:
                         log.add(line)
                     for batch in batches(shard.texts, self.how.batch_tokens):

@@ -207,29 +207,28 @@ class Job:
             self.of_texts, self.how, self.source.is_grouped, "id" in self.source.labels, self.runs.per_text, skip
         )
         for shard, result in self._runner(task, self._missing(kept, log, bar), bar):
-            kept.add(shard.index, result.observed, result.tables)
-            bar.finish(shard.index)
-            del shard, result  # not to be held while the next is observed
+            kept.add(shard, result.observed, result.tables)
+            bar.finish(shard)
+            del result  # not to be held while the next is observed
             give_back_memory()
 
     def _runner(self, task: Task, shards: Iterable[Shard], bar: screen.Bar) -> runners.Results:
         origin = runners.Origin.of(self.model, self.loaded)
         if self.runs.dask is not None:
-            return runners.on_dask(task, origin, shards, self.runs.dask, self.runs.workers)
-        if self.runs.workers > 1:
-            return runners.in_processes(task, origin, shards, self.runs.workers)
-        return runners.serially(task, self.loaded, shards, bar.advance)
+            return runners.on_dask(task, origin, shards, self.runs.dask, self.runs.workers or 1)
+        return runners.here(task, origin, self.loaded, shards, self.runs.workers, bar.advance)
 
     def _missing(self, kept: Checkpoint, log: report.LinesLog, bar: screen.Bar) -> Iterator[Shard]:
         """This job's shards that are not kept already; the lines of all of its shards go into the log."""
         job, jobs = self.part
         for shard in cut(self.source.lines(), self.runs.shard_texts):
-            bar.begin(shard.index, len(shard.lines))
             self.shards = shard.index + bool(shard.texts)
             ours = shard.index % jobs == job - 1
+            missing = ours and bool(shard.texts) and not kept.holds(shard.index)
+            bar.begin(shard.index, len(shard.lines), len(shard.texts) if missing else 0)
             for line in shard.lines if ours else ():
                 log.add(line)
-            if ours and shard.texts and not kept.holds(shard.index):
+            if missing:
                 yield shard
             else:
                 bar.finish(shard.index)
@@ -239,8 +238,7 @@ class Job:
         self.read = provenance.corpus_source(self.source.identity, self.source.layout, log)
         advice = self.source.advice(log.unread)
         self.remarks.append(screen.summary(self.read))
-        self.remarks += screen.too_few_shards(self.shards, self.part[1], "jobs")
-        self.remarks += screen.too_few_shards(self.shards, self.runs.workers, "workers")
+        self.remarks += screen.too_few_shards(self.shards, self.part[1])
         self.remarks += screen.unknown_warning(log.unknown, log.tokens - log.special, advice)
         counted = {"job": self.part[0], "shards": self.shards, "special_tokens": log.special, "advice": advice}
         self.for_merging = counted | {"manifest": self.manifest}

@@ -1,4 +1,4 @@
-"""A shard of texts -> what the analyses see of it: the only work that leaves the process."""
+"""A portion of a shard -> what the analyses see of it: the only work that leaves the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any, Self
 
@@ -21,13 +21,11 @@ from analyses.kit.analysis import Analysis, SettingsError, State
 from analyses.kit.record import ForwardRecord, TokenizedText
 
 from .cores import Done, Lanes
-from .corpus import batches
+from .corpus import by_length, packed, portions
 from .errors import BertgeoError, UsageError
 from .models import LoadedModel
+from .options import BATCH_TOKENS
 from .recording import records, threads
-
-BATCH_TOKENS = 1024
-"""Tokens to a pass: on two cores larger ones gain nothing and hold more memory."""
 
 Progress = Callable[[int], None]
 States = list[State]
@@ -128,9 +126,12 @@ def observe(
     how: Pass,
     progress: Progress = silent,
 ) -> States:
-    """The states of one shard: every analysis sees each forward pass. Batches never cross a shard."""
-    groups = observe_groups(analyses, loaded, texts, how, progress, group_of=lambda text: "")
-    return groups.get("") or start(analyses, loaded)
+    """The states of one shard: every analysis sees each forward pass."""
+    found = [
+        observe_groups(analyses, loaded, portion, how, progress, group_of=lambda text: "")[""]
+        for portion in portions(texts)
+    ]
+    return reduce(merged_states, found) if found else start(analyses, loaded)
 
 
 def observe_groups(
@@ -142,15 +143,17 @@ def observe_groups(
     *,
     group_of: Callable[[TokenizedText], str],
 ) -> dict[str, States]:
-    """The states of one shard by group of texts; all groups share the forward passes."""
+    """The states of one portion by group of texts; all groups share the forward passes."""
     groups: dict[str, States] = {}
     empty, count = start(analyses, loaded), torch.get_num_threads()
-    passes = batches(texts, how.batch_tokens)
+    passes = packed(by_length(texts), how.batch_tokens)
     with updating(analyses, count, how.batch_tokens) as update:
         for recorded in records(loaded, passes, needs=needs_of(analyses), backend=how.backend, count=count):
             for group, own in _by_group(recorded, group_of):
                 states = groups.get(group) or groups.setdefault(group, merged_states(empty, empty))
                 update(states, own, progress)
+                del own
+            del recorded  # not to be held during the next pass
     return groups
 
 
@@ -170,7 +173,7 @@ class Updates:
 
     def __init__(self, analyses: Sequence[Analysis[Any]], count: int, ahead: int):
         self._analyses = analyses
-        self._ahead = ahead
+        self._ahead = ahead if count > 1 else 0  # what was done at once need not be held
         self._lanes = Lanes(count, len(analyses))
         self._waiting: deque[tuple[ForwardRecord, list[Done], Progress]] = deque()
 
@@ -218,17 +221,33 @@ def _by_group(recorded: ForwardRecord, group_of: Callable[[TokenizedText], str])
 
 
 @dataclass(frozen=True)
-class ShardResult:
-    """What one shard gave, and the values of each of its texts by analysis, where asked for."""
+class Seen:
+    """What a portion gave, or several, and the values of each of its texts by analysis, where asked for."""
 
     observed: Observed
     tables: Mapping[str, pd.DataFrame]
 
+    def merge(self, other: Self) -> Self:
+        """Both, this one's portions before the other's."""
+        names = sorted(self.tables.keys() | other.tables.keys())
+        sides = {name: [side.tables[name] for side in (self, other) if name in side.tables] for name in names}
+        tables = {name: pd.concat(frames, ignore_index=True) for name, frames in sides.items()}
+        return type(self)(self.observed.merge(other.observed), tables)
 
-def observe_shard(
+    def by_line(self) -> Self:
+        """The same, its failures and the rows of its tables in the order of the corpus."""
+        failures = sorted(self.observed.failures, key=lambda failure: (failure.line, failure.part))
+        tables = {
+            name: table.sort_values(["line", "part"], kind="stable", ignore_index=True)
+            for name, table in self.tables.items()
+        }
+        return type(self)(dataclasses.replace(self.observed, failures=tuple(failures)), tables)
+
+
+def observe_portion(
     task: Task, loaded: LoadedModel, texts: Sequence[TokenizedText], progress: Progress = silent
-) -> ShardResult:
-    """Do the task on one shard. Raises BertgeoError for a text that fails, which it names, unless such are skipped."""
+) -> Seen:
+    """Do the task on a portion. Raises BertgeoError for a text that fails, which it names, unless such are skipped."""
     failures: list[Failure] = []
     try:
         groups = _observed_groups(task, loaded, texts, progress)
@@ -244,7 +263,7 @@ def observe_shard(
         groups = _observed_groups(task, loaded, [text for text in texts if (text.line, text.part) not in left_out])
     tables = _tables(task, groups) if task.per_text else {}
     groups = {group: [state.lasting() for state in _limited(task, states)] for group, states in groups.items()}
-    return ShardResult(Observed(groups, tuple(failures), len(texts) - len(failures)), tables)
+    return Seen(Observed(groups, tuple(failures), len(texts) - len(failures)), tables)
 
 
 def failed(failure: Failure) -> BertgeoError:
@@ -262,7 +281,7 @@ def _observed_groups(
 
 
 def _sampling(analysis: Analysis[Any], texts: int) -> Analysis[Any]:
-    """The analysis with a sample that keeps every text of a shard."""
+    """The analysis with a sample that keeps every text."""
     settings: dict[str, Any] = {"sample": texts}
     return dataclasses.replace(analysis, **settings) if hasattr(analysis, "sample") else analysis
 
@@ -284,8 +303,7 @@ def _tables(task: Task, groups: Mapping[str, States]) -> dict[str, pd.DataFrame]
         parts = {group: analysis.per_text(states[at]) for group, states in groups.items()}
         frames = [_labelled(part.frame, group, task) for group, part in parts.items() if part is not None]
         if frames:
-            joined = pd.concat(frames, ignore_index=True)
-            tables[name] = joined.sort_values(["line", "part"], kind="stable", ignore_index=True)
+            tables[name] = pd.concat(frames, ignore_index=True)
     return tables
 
 

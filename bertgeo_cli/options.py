@@ -57,6 +57,8 @@ SUBJECT = "subject"
 """The panel of an argument that says what is asked about: it comes before the texts."""
 SHARD_TEXTS = 2048
 """Texts to a shard: with fewer, batches of equal length get too small to be fast; more take more memory."""
+BATCH_TOKENS = 512
+"""Tokens to a pass: with a core to a pass, larger ones gain nothing and hold more memory."""
 
 
 @dataclass(frozen=True)
@@ -345,8 +347,12 @@ class CorpusRunOptions:
     """How a corpus is run: by whom, from where on, and what is kept of every text."""
 
     resume: bool = option(False, "Go on with a run that was stopped or killed.", panel="Corpus run")
-    workers: int = option(
-        1, "Processes, which divide the threads among them; the bytes are the same.", panel="Corpus run", min=1
+    workers: int | None = option(
+        None,
+        "Processes, which divide the threads among them; the bytes are the same. Default: on a CPU under Linux one for "
+        "every thread, for a corpus that is worth it; else 1.",
+        panel="Corpus run",
+        min=1,
     )
     dask: str | None = option(
         None,
@@ -401,7 +407,7 @@ class MergeOptions:
 class RunOptions:
     """How the run goes."""
 
-    batch_tokens: int = option(1024, "Most tokens to a forward pass.", panel="Run", min=1)
+    batch_tokens: int = option(BATCH_TOKENS, "Most tokens to a forward pass.", panel="Run", min=1)
     dry_run: bool = option(
         False, "Count texts, tokens, batches and shards, estimate bytes on disk; write nothing.", panel="Run"
     )

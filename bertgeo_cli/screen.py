@@ -222,11 +222,11 @@ def summary(source: Mapping[str, Any]) -> str:
     return f"Read {name}: {lines}, {source['tokens']} tokens." + (f" Texts by group: {groups}." if groups else "")
 
 
-def too_few_shards(shards: int, hands: int, what: str) -> list[str]:
-    """A line for those who wonder why more workers or jobs were no faster."""
-    if shards >= hands:
+def too_few_shards(shards: int, jobs: int) -> list[str]:
+    """A line for those who wonder why more jobs were no faster."""
+    if shards >= jobs:
         return []
-    return [f"The corpus has {shards} shard{'s' * (shards != 1)} for {hands} {what}: lower --shard-texts to share it."]
+    return [f"The corpus has {shards} shard{'s' * (shards != 1)} for {jobs} jobs: lower --shard-texts to share it."]
 
 
 def unknown_warning(unknown: int, tokens: int, advice: str) -> list[str]:
@@ -239,27 +239,28 @@ def unknown_warning(unknown: int, tokens: int, advice: str) -> list[str]:
 
 
 class Bar:
-    """Lines done: those of finished shards, and of the one in work as many as it has texts done."""
+    """Lines done: those of finished shards, and of those in work as many as they have texts done."""
 
     def __init__(self, show: Callable[[int], None]):
         self.show = show
-        self.lines: dict[int, int] = {}
+        self.counts: dict[int, tuple[int, int]] = {}
         self.done = self.partly = 0
 
-    def begin(self, shard: int, lines: int) -> None:
-        """A shard of so many lines was read."""
-        self.lines[shard] = lines
+    def begin(self, shard: int, lines: int, texts: int) -> None:
+        """A shard of so many lines, with so many texts, was read."""
+        self.counts[shard] = lines, texts
 
     def advance(self, texts: int) -> None:
-        """So many texts more of the shard in work are done."""
+        """So many texts more of the shards in work are done."""
         self.partly += texts
         self.show(self.done + self.partly)
 
     def finish(self, shard: int) -> None:
-        """A shard is done."""
-        self.done += self.lines.pop(shard)
-        self.partly = 0
-        self.show(self.done)
+        """A shard is done, whether or not its texts were told one by one."""
+        lines, texts = self.counts.pop(shard)
+        self.done += lines
+        self.partly = max(0, self.partly - texts)
+        self.show(self.done + self.partly)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from analyses.kit.analysis import State, derived
 from bertgeo_cli import registry, states
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel
-from bertgeo_cli.observation import Pass, Task, observe_shard
+from bertgeo_cli.observation import Pass, Task, observe_portion
 from bertgeo_cli.recording import record
 
 TEXTS = ("the cats sat", "a dog", "she ran to the old river", "the old cat", "no, no", "we play", "the bank")
@@ -200,7 +200,7 @@ def test_jobs_of_a_run_of_several_analyses_merge_too(fast: Run, tmp_path: Path) 
 def test_what_leaves_a_shard_holds_nothing_of_the_weights(tiny_model: LoadedModel) -> None:
     encoder = Encoder(tiny_model.tokenizer, tiny_model.max_tokens)
     texts = [encoder.encode(text, line=line) for line, text in enumerate(TEXTS, start=1)]
-    result = observe_shard(Task({"toy-norms": ToyNorms().on_texts()}, Pass()), tiny_model, texts)
+    result = observe_portion(Task({"toy-norms": ToyNorms().on_texts()}, Pass()), tiny_model, texts)
     state = result.observed.whole[0]
     assert isinstance(state, ToyTextsState)
     assert state.biases is None

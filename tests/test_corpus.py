@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from analyses.attention import Attention
 from analyses.kit.record import TokenizedText
-from bertgeo_cli.corpus import Encoder, Line, Reading, batches, is_empty, prepare, read_lines, shards
+from bertgeo_cli.corpus import Encoder, Line, Reading, batches, is_empty, portions, prepare, read_lines, shards
 from bertgeo_cli.errors import BertgeoError, UsageError
 from bertgeo_cli.formats import open_entries
 from bertgeo_cli.models import LoadedModel, load_model
@@ -450,6 +453,33 @@ def test_parts_of_one_line_stay_in_order(encoder: Encoder) -> None:
     assert [text.part for batch in batches(parts[::-1], 64) for text in batch if len(text) == 64] == [
         text.part for text in parts if len(text) == 64
     ]
+
+
+def test_a_small_shard_is_one_portion_in_the_order_of_token_counts(encoder: Encoder) -> None:
+    (portion,) = portions(texts_of(encoder, LENGTHS))
+    assert [text.line for text in portion] == [2, 5, 4, 8, 1, 3, 6, 9, 7]
+    assert portions([]) == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), seed=st.integers(0, 9))
+@pytest.mark.parametrize(("most", "least"), [(8, 20), (3, 1), (8, 200)])
+def test_portions_have_about_as_many_tokens_each_and_depend_on_the_texts_alone(
+    encoder: Encoder, most: int, least: int, lengths: list[int], seed: int
+) -> None:
+    texts = texts_of(encoder, lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertgeo_cli.corpus.PORTIONS", most)
+        patch.setattr("bertgeo_cli.corpus.PORTION_TOKENS", least)
+        cut = portions(texts)
+        assert portions(random.Random(seed).sample(texts, len(texts))) == cut
+    assert [text.line for portion in cut for text in portion] == [
+        text.line for text in sorted(texts, key=lambda text: (len(text), text.line))
+    ]
+    sizes, longest = [sum(map(len, portion)) for portion in cut], max(map(len, texts))
+    asked = max(1, min(most, sum(sizes) // least))
+    assert 1 <= len(cut) <= asked
+    assert all(abs(size - sum(sizes) / asked) < longest for size in sizes) or longest > sum(sizes) / asked
 
 
 def test_shards_are_cut_by_number_of_texts(encoder: Encoder) -> None:

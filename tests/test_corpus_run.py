@@ -30,7 +30,7 @@ from bertgeo_cli.checkpoint import SUFFIX, Checkpoint
 from bertgeo_cli.cli import app
 from bertgeo_cli.corpus import Encoder, Line, cut
 from bertgeo_cli.models import LoadedModel
-from bertgeo_cli.observation import Observed, Pass, Task, observe_shard
+from bertgeo_cli.observation import Observed, Pass, Task, observe_portion
 from bertgeo_cli.source import Source
 
 CORPUS = "corpus.txt"
@@ -191,9 +191,9 @@ def count_observed(fast: Run, arguments: Sequence[str]) -> int:
 
         def counted(task: Task, *arguments: Any) -> Any:
             seen.append(1)
-            return observe_shard(task, *arguments)
+            return observe_portion(task, *arguments)
 
-        patch.setattr("bertgeo_cli.runners.observe_shard", counted)
+        patch.setattr("bertgeo_cli.runners.observe_portion", counted)
         done = fast(*arguments)
     assert done.exit_code == 0, done.stderr
     return len(seen)
@@ -350,9 +350,9 @@ def read(path: Path) -> bytes:
 
 
 def python_children(process: int) -> list[int]:
-    """Its spawned workers, without multiprocessing's resource tracker."""
+    """Its workers, without multiprocessing's resource tracker."""
     commands = {child: read(Path(f"/proc/{child}/cmdline")) for child in children_of(process)}
-    return [child for child, command in commands.items() if b"spawn_main" in command]
+    return [child for child, command in commands.items() if command and b"resource_tracker" not in command]
 
 
 def test_a_killed_worker_process_is_told_and_the_run_can_go_on(
@@ -476,7 +476,7 @@ class Numbers:
         kept, tables = Checkpoint(self.folder / str(self.count), modules), []
         prepared = [(Line(number, text), self.encoder.encode(text, line=number)) for number, text in lines]
         for shard in cut(prepared, size):
-            result = observe_shard(self.task, self.loaded, shard.texts)
+            result = observe_portion(self.task, self.loaded, shard.texts)
             kept.add(shard.index, result.observed, {})
             tables.append(result.tables["attention"])
         merged = kept.merged()

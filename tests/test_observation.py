@@ -113,6 +113,14 @@ def test_every_analysis_sees_every_record_in_order_and_each_is_told_when_done(co
     assert told == list(sizes)
 
 
+def test_with_one_thread_no_record_is_held_for_later() -> None:
+    told: list[int] = []
+    with updating([Noting()], 1, 1000) as update:  # type: ignore[list-item]
+        for number, record in enumerate(records(1, 1, 1), start=1):
+            update([[]], record, told.append)  # type: ignore[list-item]
+            assert len(told) == number
+
+
 def test_the_caller_goes_on_until_as_many_tokens_wait_as_may() -> None:
     free, told = threading.Event(), []
     analysis: Any = Noting(until=free)
