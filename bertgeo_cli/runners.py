@@ -68,18 +68,18 @@ def here(
     workers: int | None,
     progress: Progress,
 ) -> Results:
-    """By so many processes of this machine, or as many as are worth it; a corpus of one portion by this one."""
+    """By so many processes of this machine, or as many as are worth it, but no more than there are portions."""
     work = _work_of(shards)
-    first = list(islice(work, 2))
-    count = workers or _worthwhile(loaded, first)
+    first = list(islice(work, workers or torch.get_num_threads()))
+    count = min(workers or _worthwhile(loaded, first), len(first))
     work = chain(first, work)
-    if count == 1 or len(first) < 2:
+    if count < 2:
         return _by_shard((one, observe_portion(task, loaded, one.texts, progress)) for one in work)
     return in_processes(task, origin, loaded, work, count, progress)
 
 
 def _worthwhile(loaded: LoadedModel, first: Sequence[Work]) -> int:
-    """A process for every thread where forks are cheap; none for what is done before they have begun."""
+    """A process for every thread where forks are cheap; one for what is done before they have begun."""
     tokens = sum(len(text) for work in first for text in work.texts)
     return torch.get_num_threads() if _forks(loaded) and tokens >= PORTION_TOKENS else 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import pandas as pd
@@ -47,7 +47,7 @@ def seen_by(
     workers: int | None, task: Task, loaded: LoadedModel, shards: Iterator[Shard], progress: Progress = silent
 ) -> list[tuple[int, Seen]]:
     """What a run gives with a thread to each worker: workers that are forks have the test's own model."""
-    with recording.threads(workers or 2):
+    with recording.threads(1 if workers else 2):
         return list(here(task, Origin.of(ModelOptions(), loaded), loaded, shards, workers, progress))
 
 
@@ -112,6 +112,20 @@ def test_a_corpus_of_one_portion_needs_no_processes(tiny_model: LoadedModel, mon
     monkeypatch.setattr(runners, "in_processes", refused)
     assert len(observed(tiny_model, LINES[:9], 8)) == 1
     assert observed(tiny_model, [], 8) == []
+
+
+@linux
+def test_there_are_no_more_processes_than_portions(tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    class Pool(ProcessPoolExecutor):
+        def __init__(self, count: int, *more: Any):
+            begun.append(count)
+            super().__init__(count, *more)
+
+    monkeypatch.setattr(runners, "ProcessPoolExecutor", Pool)
+    assert len(observed(tiny_model, LINES[:60], 8)) == 3
+    assert begun == [3]
 
 
 @linux
