@@ -28,6 +28,7 @@ from analyses.kit.subspaces import orthonormal_bases
 from analyses.kit.weight_change import product_change, product_cosine, relative_change
 from bertgeo_cli.corpus import Encoder
 from bertgeo_cli.models import LoadedModel, load_model
+from bertgeo_cli.options import BATCH_TOKENS
 from bertgeo_cli.recording import record
 
 Tensors = dict[str, Any]
@@ -412,7 +413,7 @@ def test_runs_repeat_byte_for_byte_whatever_the_batches(
     fast: Run, tiny_folder: Path, moved: Path, corpus: str, compared: Path, tmp_path: Path
 ) -> None:
     given = ("compare", str(tiny_folder), str(moved), "--corpus", corpus, "--principal", "5")
-    for name, batch in (("again", "1024"), ("small", "1")):
+    for name, batch in (("again", str(BATCH_TOKENS)), ("small", "1")):
         assert fast(*given, "-o", name, "--batch-tokens", batch).exit_code == 0
     assert files_of(tmp_path / "again") == files_of(compared)
     tables = {name: data for name, data in files_of(compared).items() if name.endswith(".csv")}

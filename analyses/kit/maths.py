@@ -93,11 +93,13 @@ def entropy_of_shares(weights: Floats) -> Floats:
     [0.693147, 0.0, 0.0]
     """
     rows = torch.from_numpy(weights)
-    total, inner = rows.sum(dim=-1), torch.from_numpy(np.vecdot(rows.log().numpy(), weights))
-    if inner.sum().isnan():  # a weight of 0, rare in a softmax
-        inner = rows.clamp_min(SMALLEST).log_().mul_(rows).sum(dim=-1)
+    total = rows.sum(dim=-1)
+    with np.errstate(invalid="ignore"):  # of a weight of 0, rare in a softmax
+        inner = np.vecdot(rows.log().numpy(), weights)
+    if np.isnan(inner.sum()):
+        inner = np.vecdot(rows.clamp_min(SMALLEST).log_().numpy(), weights)
     safe = torch.where(total > 0, total, 1.0)
-    value: Floats = (safe.log() - inner / safe).numpy()
+    value: Floats = (safe.log() - torch.from_numpy(inner) / safe).numpy()
     return np.clip(value, 0.0, np.log(max(weights.shape[-1], 1))) + 0.0
 
 
