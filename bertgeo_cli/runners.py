@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing import connection, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -118,7 +119,8 @@ def in_processes(
     with _processes(ProcessPoolExecutor(workers, context, _begin_worker, (counter.shared, origin, inherited))) as pool:
 
         def submit(texts: Sequence[TokenizedText]) -> Future:
-            return Watched(pool.submit(_work, task, origin, threads, texts), counter)
+            with _interrupts_wait():
+                return Watched(pool.submit(_work, task, origin, threads, texts), pool, counter)
 
         yield from _by_shard(_windowed(submit, work, 2 * workers))
 
@@ -130,6 +132,7 @@ def _processes(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
     """
     give_back_memory()
     gc.freeze()
+    results: Any = pool._result_queue
     try:
         yield pool
         pool.shutdown()
@@ -137,10 +140,32 @@ def _processes(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
         hint = "Out of memory? Go on by --resume, with fewer --workers."
         raise BertgeoError("a worker process was killed", hint) from None
     finally:
-        for process in list((pool._processes or {}).values()):
+        for process in _workers(pool):
             process.terminate()
+        # A worker may have ended in the middle of a message: with no one left to write, the pool waits for no more.
+        results._writer.close()
         pool.shutdown(wait=False, cancel_futures=True)
         gc.unfreeze()
+
+
+def _workers(pool: ProcessPoolExecutor) -> list[BaseProcess]:
+    return list((pool._processes or {}).values())
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes only after this: while a process begins, it would be lost among what Python does at a fork."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        raise KeyboardInterrupt
 
 
 def on_dask(task: Task, origin: Origin, shards: Iterable[Shard], address: str, workers: int) -> Results:
@@ -197,7 +222,7 @@ class Counter:
 
     def tell(self) -> None:
         """Tell how many there are more than when this was last told."""
-        done = self.shared.value
+        done = self.shared.get_obj().value  # without its lock, which a killed worker may have
         if done > self._told:
             self._progress(done - self._told)
         self._told = done
@@ -208,12 +233,16 @@ class Watched:
     """A future of the pool; whoever waits for it is told meanwhile how far the workers are."""
 
     future: futures.Future[Seen]
+    pool: ProcessPoolExecutor
     counter: Counter
 
     def result(self) -> Seen:
-        """Wait for it."""
+        """Wait for it. Raises BrokenProcessPool when a worker has ended, which the pool does not see while it reads."""
         while not futures.wait([self.future], PATIENCE).done:
             self.counter.tell()
+            ended = connection.wait([process.sentinel for process in _workers(self.pool)], 0)
+            if ended and not futures.wait([self.future], PATIENCE).done:
+                raise BrokenProcessPool
         self.counter.tell()
         return self.future.result()
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pandas as pd
@@ -175,7 +180,8 @@ def test_what_workers_have_done_is_told_while_they_are_waited_for() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runners.futures, "wait", wait)
-        watched: Any = Watched(future, counter)
+        pool: Any = type("Pool", (), {"_processes": {}})
+        watched: Any = Watched(future, pool, counter)
         assert watched.result() == "done"
     assert told == [3, 3]
 
@@ -201,6 +207,54 @@ def test_a_bar_counts_lines_of_whole_shards_and_texts_of_those_in_work() -> None
     bar.advance(3)
     bar.finish(1)
     assert shown == [6, 10, 12, 19, 22, 22]
+
+
+# Processes that end, and Ctrl-C
+
+
+@linux
+def test_a_worker_that_ends_in_the_middle_of_a_message_breaks_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its future is never done: the pool waits for the rest of the message."""
+    context = multiprocessing.get_context("fork")
+    ended, alive = context.Process(target=os._exit, args=(1,)), context.Process(target=time.sleep, args=(60,))
+    pool: Any = type("Pool", (), {"_processes": {1: ended, 2: alive}})
+    monkeypatch.setattr(runners, "PATIENCE", 0.01)
+    for process in (ended, alive):
+        process.start()
+    try:
+        with pytest.raises(BrokenProcessPool):
+            Watched(Future[Any](), pool, Counter(context.Value("q", 0), silent)).result()
+    finally:
+        alive.kill()
+        alive.join()
+        ended.join()
+
+
+@linux
+def test_the_counter_of_a_worker_that_was_killed_with_its_lock_is_read_all_the_same() -> None:
+    told: list[int] = []
+    shared = multiprocessing.get_context("fork").Value("q", 7)
+    locked = threading.Thread(target=shared.get_lock().acquire)
+    locked.start()
+    locked.join()
+    Counter(shared, told.append).tell()
+    assert told == [7]
+
+
+@linux
+def test_ctrl_c_while_processes_begin_comes_when_they_have_begun() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def begin() -> None:
+        with runners._interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            done.append("begun")
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert done == ["begun"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # Memory
