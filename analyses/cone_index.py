@@ -145,8 +145,8 @@ class ConeIndex(Analysis[ConeIndexState]):
         return ConeIndexState(moments, sample, Counts(), sums, Totals.empty(len(at), 2, 3), layers, heads, points)
 
     def update(self, state: ConeIndexState, record: ForwardRecord) -> None:
-        special = np.array([text.special for text in record.texts])
-        chosen = np.stack([np.ones_like(special), ~special], axis=1).astype(float)
+        ordinary = ~np.array([text.special for text in record.texts])
+        chosen = np.stack([np.ones(ordinary.shape), ordinary], axis=1)
         parts = []
         for point in state.points:
             sums, n = _direction_sums(state, record, point, chosen)
@@ -154,7 +154,7 @@ class ConeIndex(Analysis[ConeIndexState]):
                 state.direction_sums[point].add(own)
             parts.append(measure(sums, n))
         values = np.concatenate(parts, axis=1)
-        n, cone = values[..., 0], np.nan_to_num(values[..., 1])
+        n, cone = values[..., 0], np.where(values[..., 0] > 0, values[..., 1], 0.0)
         for own in np.stack([n, n**2, cone**2], axis=-1):
             state.square_sums.add(own)
         state.moments.add(values)

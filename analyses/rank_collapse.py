@@ -107,16 +107,18 @@ class RankCollapse(Analysis[RankCollapseState]):
     ) -> Floats:
         """The metrics (text, depth, metric) of the token vectors `name`."""
 
+        metrics = self._names()
+
         def measured(states: Floats, _: slice) -> Floats:
             tokens = TokenMatrices(chosen(states, kept, axis=-2))
-            return np.stack([tokens.value(name) for name in self._names()], axis=-1)
+            return np.stack([tokens.value(metric) for metric in metrics], axis=-1)
 
         return over_layers(record, name, state.depths, measured, texts)
 
     def _alike(self, record: ForwardRecord) -> Iterator[tuple[slice, NDArray[np.intp]]]:
         """Neighbours that keep the same tokens (but for `special` drop, all do), and which those are."""
         first = 0
-        for _, alike in groupby(record.texts, lambda text: self._kept(text).tolist()):
+        for _, alike in groupby(record.texts, lambda text: self.special == "drop" and text.special):
             count = len(list(alike))
             yield slice(first, first + count), self._kept(record.texts[first])
             first += count

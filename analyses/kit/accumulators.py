@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -47,8 +48,8 @@ class Moments:
             return
         absent = np.isnan(batch)
         counts = self.count + np.cumsum(~absent, axis=0)
-        some = absent.any()
-        for values, gone, count in zip(batch, absent, np.maximum(counts, 1), strict=True):
+        divisors, some = np.maximum(counts, 1).astype(float), absent.any()
+        for values, gone, count in zip(batch, absent, divisors, strict=True):
             step = values - self.total_mean
             step = np.where(gone, 0.0, step) if some else step
             self.total_mean += step / count
@@ -115,7 +116,7 @@ class Sample:
     def add(self, texts: Sequence[TokenizedText], values: Floats) -> None:
         """Offer texts with their values (text, ...); those stay whose hash is among the smallest."""
         for text, own in zip(texts, values, strict=True):
-            self.items.append(Sampled(self._rank(text.text), text.line, text.part, text.id, np.array(own)))
+            self.items.append(Sampled(_rank(self.seed, text.text), text.line, text.part, text.id, np.array(own)))
         if len(self.items) >= 2 * self.size + 64:
             self.items = self._smallest(self.items)
 
@@ -133,11 +134,13 @@ class Sample:
         """The sample that `size` would have kept; `size` may not exceed this one's."""
         return type(self)(size, self.seed, sorted(self.items, key=_order)[:size])
 
-    def _rank(self, text: str) -> str:
-        return hashlib.blake2b(f"{self.seed}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
     def _smallest(self, items: Sequence[Sampled]) -> list[Sampled]:
         return sorted(items, key=_order)[: self.size]
+
+
+@lru_cache(maxsize=512)  # of a batch: several analyses of one run ask for the same
+def _rank(seed: int, text: str) -> str:
+    return hashlib.blake2b(f"{seed}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _order(item: Sampled) -> tuple[str, int, int]:

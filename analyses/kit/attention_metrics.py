@@ -107,8 +107,8 @@ def _crossing(source: int) -> Callable[[View], Floats]:
 
 
 def _keys(seen: View) -> Floats:
-    first, heads = seen.attention.shape[:2]
-    return np.full((first, heads, len(seen.positions)), float(len(seen.positions)))
+    keys = len(seen.positions)
+    return np.full((*seen.attention.shape[:2], min(keys, 1)), float(keys))  # every row has as many: one stands for all
 
 
 METRICS: Mapping[str, tuple[Callable[[View], Floats], str]] = {

@@ -61,8 +61,7 @@ def normalised_rows(weights: Floats) -> Floats:
     [[0.25, 0.75], [0.0, 0.0]]
     """
     rows = torch.from_numpy(weights)  # short rows cost NumPy twice as much, here and below
-    total = rows.sum(dim=-1, keepdim=True)
-    return (rows / torch.where(total > 0, total, 1.0)).numpy()
+    return (rows / rows.sum(dim=-1, keepdim=True).clamp_min_(SMALLEST)).numpy()
 
 
 def entropy(weights: Floats) -> Floats:
@@ -93,14 +92,13 @@ def entropy_of_shares(weights: Floats) -> Floats:
     [0.693147, 0.0, 0.0]
     """
     rows = torch.from_numpy(weights)
-    total = rows.sum(dim=-1)
+    total = rows.sum(dim=-1).clamp_min_(SMALLEST)
     with np.errstate(invalid="ignore"):  # of a weight of 0, rare in a softmax
         inner = np.vecdot(rows.log().numpy(), weights)
     if np.isnan(inner.sum()):
         inner = np.vecdot(rows.clamp_min(SMALLEST).log_().numpy(), weights)
-    safe = torch.where(total > 0, total, 1.0)
-    value: Floats = (safe.log() - torch.from_numpy(inner) / safe).numpy()
-    return np.clip(value, 0.0, np.log(max(weights.shape[-1], 1))) + 0.0
+    value = total.log().sub_(torch.from_numpy(inner).div_(total))
+    return value.clamp_(0.0, np.log(max(weights.shape[-1], 1))).add_(0.0).numpy()
 
 
 def keys_to_reach(weights: Floats, share: float = 0.9) -> Floats:

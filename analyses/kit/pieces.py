@@ -17,8 +17,8 @@ from .record import ForwardRecord
 Floats = NDArray[np.float64]
 F = TypeVar("F", bound=np.generic)
 
-CACHED = 2**17
-"""Numbers to a piece: two arrays of that size (a mebibyte each) fit into a core's second-level cache."""
+CACHED = 2**16
+"""Numbers to a piece: several arrays of that size (half a mebibyte each) fit into a core's second-level cache."""
 
 
 def runs(texts: slice, entries: int, most: int = CACHED) -> Iterator[slice]:
@@ -44,12 +44,18 @@ def over_layers(
     (layer, text, ...). Joined to (text, layer, ...).
     """
     arrays = [record.of_layer(name, layer) for layer in layers]
-    entries, found = arrays[0][0].size, []
-    for cut in runs(slice(0, len(record.texts)) if texts is None else texts, entries):
-        some = runs(slice(0, len(layers)), entries * (cut.stop - cut.start))
-        found.append(np.concatenate([measure(together(arrays[part], cut), cut) for part in some]))
+    texts = slice(0, len(record.texts)) if texts is None else texts
+    entries = arrays[0][0].size
+    parts = [
+        (cut, part, measure(together(arrays[part], cut), cut))
+        for cut in runs(texts, entries)
+        for part in runs(slice(0, len(layers)), entries * (cut.stop - cut.start))
+    ]
     # In one order in memory: otherwise later sums might be taken in an order that depends on the number of texts.
-    return np.ascontiguousarray(np.concatenate(found, axis=1).swapaxes(0, 1))
+    found = np.empty((texts.stop - texts.start, len(layers), *parts[0][-1].shape[2:]))
+    for cut, part, values in parts:
+        found[cut.start - texts.start : cut.stop - texts.start, part] = values.swapaxes(0, 1)
+    return found
 
 
 def together(layers: Sequence[NDArray[np.generic]], texts: slice) -> Floats:

@@ -137,6 +137,10 @@ class TokenizedText:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __hash__(self) -> int:
+        # Of what tells texts apart: to hash every token for each look into a cache would cost more than it saves.
+        return hash((self.line, self.part, self.text, self.pair))
+
 
 @dataclass(frozen=True)
 class Vocabulary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .maths import normalised_rows
@@ -16,7 +17,7 @@ def mean_over_heads(attention: Floats) -> Floats:
     >>> mean_over_heads(np.array([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]]]])).tolist()
     [[[0.5, 0.5], [0.0, 1.0]]]
     """
-    return normalised_rows(attention.mean(axis=-3))
+    return normalised_rows(torch.from_numpy(attention).mean(dim=-3).numpy())
 
 
 def mixing_matrices(attention: Floats) -> Floats:
@@ -27,7 +28,9 @@ def mixing_matrices(attention: Floats) -> Floats:
     >>> mixing_matrices(np.array([[[0.0, 1.0], [1.0, 0.0]]])).tolist()
     [[[0.5, 0.5], [0.5, 0.5]]]
     """
-    return 0.5 * attention + 0.5 * np.eye(attention.shape[-1])
+    mixed = 0.5 * attention
+    np.einsum("...ii->...i", mixed)[...] += 0.5
+    return mixed
 
 
 def rollout(mixing: Floats) -> Floats:

@@ -102,7 +102,7 @@ def units_of(text: TokenizedText, *, words: bool) -> Units:
 
 def _tokens(text: TokenizedText) -> Units:
     every, special = range(len(text)), np.array(text.special, dtype=bool)
-    cls, sep = np.zeros_like(special), np.zeros_like(special)
+    cls, sep = np.zeros(len(text), dtype=bool), np.zeros(len(text), dtype=bool)
     cls[[] if text.cls is None else text.cls], sep[list(text.sep)] = True, True
     return Units(tuple(every), text.labels, text.start, text.end, text.segment, special, cls, sep)
 
