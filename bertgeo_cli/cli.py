@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -172,4 +173,9 @@ def root(
 
 def main() -> None:
     """The entry point."""
-    app()
+    try:
+        app()
+    finally:
+        # All is said and kept. While Python takes itself down, one more Ctrl-C would print a traceback.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

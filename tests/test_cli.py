@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -868,6 +869,19 @@ finally:
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
         assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_ctrl_c_while_python_takes_itself_down_prints_no_traceback(tmp_path: Path) -> None:
+    code = """
+import atexit, os, signal, sys
+from bertgeo_cli.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv = ["bertgeo", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("arguments", ["attention 'the cat' --figures none", "--help"])

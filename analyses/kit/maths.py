@@ -127,6 +127,8 @@ def mean_of_rows(values: Floats) -> Floats:
     >>> mean_of_rows(np.array([[1.0, 2.0, np.nan], [np.nan, np.nan, np.nan]])).tolist()
     [1.5, nan]
     """
+    if values.shape[-1] == 1:
+        return values[..., 0]
     rows = torch.from_numpy(values)
     if values.size and not (whole := rows.mean(dim=-1)).sum().isnan():
         return whole.clamp(rows.amin(dim=-1), rows.amax(dim=-1)).numpy()
