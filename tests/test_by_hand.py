@@ -253,6 +253,7 @@ def test_dropped_special_tokens_leave_the_weights_as_they_were() -> None:
     values, weights = attention_frame(MATRIX, text_of(FOUR), special="drop")
     assert weights[["query", "key"]].to_numpy().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
     assert weights["weight"].tolist() == pytest.approx([0.25, 0.125, 0.1, 0.1])
+    assert values["n"] == 2
     assert values["mass_cls"] == pytest.approx((0.5 + 0.7) / 2)
     assert values["mass_self"] == pytest.approx((0.25 + 0.1) / 2)
     terms = [0.25 * math.log(4) + 0.125 * math.log(8), 2 * 0.1 * math.log(10)]
@@ -281,7 +282,7 @@ def test_one_token_between_special_ones_attends_to_itself_when_renormalised() ->
 def test_special_tokens_alone_leave_empty_cells_when_dropped(special: Any) -> None:
     values, weights = attention_frame([[0.5, 0.5], [0.25, 0.75]], text_of(["[CLS]", "[SEP]"]), special=special)
     assert len(weights) == 0
-    assert all(math.isnan(value) for name, value in values.items() if name not in ("layer", "head", "texts", "n"))
+    assert all(math.isnan(value) for name, value in values.items() if name not in ("layer", "head", "texts"))
 
 
 def test_the_mean_weight_is_refused_with_the_reason() -> None:
@@ -355,6 +356,11 @@ def test_a_text_without_directions_moves_neither_the_mean_index_nor_its_isotropi
     row = cone_row([[0, 0, 0, 0]], [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     assert (row["cone_index"], row["isotropic"]) == pytest.approx((2, 2))
     assert (row["cone_per_token"], row["isotropic_per_token"]) == pytest.approx((0.5, 0.5))
+
+
+def test_a_text_without_directions_has_no_pairs_with_other_texts() -> None:
+    row = cone_row([[0, 0, 0, 0]], [[1, 0, 0, 0]], [[1, 1, 0, 0]])
+    assert (row["between_texts_cosine"], row["between_texts_pairs"]) == pytest.approx((math.sqrt(0.5), 1))
 
 
 def test_one_token_has_index_one_and_no_mean_cosine() -> None:
