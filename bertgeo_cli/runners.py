@@ -164,7 +164,7 @@ def _interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if caught:
+    if caught and before is not signal.SIG_IGN:  # as a shell has it for what runs in the background
         raise KeyboardInterrupt
 
 

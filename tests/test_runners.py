@@ -257,6 +257,17 @@ def test_ctrl_c_while_processes_begin_comes_when_they_have_begun() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@linux
+def test_ctrl_c_that_is_ignored_stays_ignored_while_processes_begin() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with runners._interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        kept = signal.signal(signal.SIGINT, before)
+    assert kept is signal.SIG_IGN
+
+
 # Memory
 
 
